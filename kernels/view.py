@@ -1,0 +1,92 @@
+"""The one description of who may attend to what, shared by every attention backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class OwnSlots:
+    """What each query row reads, in reading order: the form that needs no mask between rows."""
+
+    slots: Tensor  # [M, L] int64, L a multiple of the block asked for; a row's tail repeats its first slot
+    readable: Tensor  # [M, L] bool, False in the tail
+
+
+@dataclass(frozen=True)
+class AttentionView:
+    """Slots that the query rows of one pass read, in reading order.
+
+    A row reads every slot of `prefix`, then those of `rows` that `visible` grants it (its ancestors and itself).
+    A causal prefill chunk is the special case of a lower-triangular `visible`.
+    """
+
+    prefix: Tensor  # [T] int64, slots read by every query row
+    rows: Tensor  # [R] int64, slots written in this pass (or, while drafting, earlier in this round)
+    visible: Tensor  # [M, R] bool, query row m may read rows[r]
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """[T + R] int64: prefix, then rows."""
+        return torch.cat((self.prefix, self.rows))
+
+    @cached_property
+    def bias(self) -> Tensor:
+        """[M, T + R] float32: 0 where a query row may read a slot, -inf where it may not."""
+        bias = torch.zeros(self.visible.shape[0], self.slots.shape[0], device=self.prefix.device)
+        bias[:, self.prefix.shape[0] :].masked_fill_(~self.visible, float("-inf"))
+        return bias
+
+    @cached_property
+    def is_open(self) -> bool:
+        """Whether every query row may read every slot, so that no bias is needed (plain decoding)."""
+        if self.visible.numel() == 1:
+            return True  # a row always reads itself; no look at the device
+        return self.visible.device.type == "cpu" and bool(self.visible.all())
+
+    @cached_property
+    def contiguous_range(self) -> tuple[int, int] | None:
+        """(first, stop) where `slots` are first, first + 1, ..., stop - 1; None elsewhere, and on other devices than the CPU,
+        where looking would cost a synchronisation.
+        """
+        slots = self.slots
+        if slots.device.type != "cpu" or slots.numel() == 0:
+            return None
+        first, count = int(slots[0]), slots.numel()
+        if int(slots[-1]) - first != count - 1:
+            return None
+        return (first, first + count) if torch.equal(slots, torch.arange(first, first + count)) else None
+
+    def read(self, pool: Tensor) -> Tensor:
+        """[T + R, ...] the rows of `pool` [slots, ...] at `slots`: a view of the pool where they are contiguous."""
+        if self.contiguous_range is not None:
+            first, stop = self.contiguous_range
+            return pool[first:stop]
+        return pool.index_select(0, self.slots)
+
+    def own_slots(self, block: int) -> OwnSlots:
+        """What each row reads, padded to a multiple of `block`; computed once a view."""
+        cached = self._own_slots.get(block)
+        if cached is None:
+            cached = self._own_slots[block] = self._gather_own_slots(block)
+        return cached
+
+    @cached_property
+    def _own_slots(self) -> dict[int, OwnSlots]:
+        return {}
+
+    def _gather_own_slots(self, block: int) -> OwnSlots:
+        rows, prefix_length = self.visible.shape[0], self.prefix.shape[0]
+        counts = self.visible.sum(dim=1)
+        # a stable sort brings the granted rows to the front and keeps their order
+        order = self.visible.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+        length = prefix_length + int(counts.max())
+        padded = -(-length // block) * block
+        own = torch.cat((self.prefix.expand(rows, -1), self.rows[order]), dim=1)[:, :length]
+        own = torch.cat((own, own[:, :1].expand(rows, padded - length)), dim=1)
+        readable = torch.arange(padded, device=own.device) < (prefix_length + counts)[:, None]
+        return OwnSlots(torch.where(readable, own, own[:, :1]), readable)

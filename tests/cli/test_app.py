@@ -1,0 +1,129 @@
+"""The program around the commands: help, version, complaints, exit codes."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from treeeagle_edge import __version__
+from treeeagle_edge.cli.app import main
+from treeeagle_edge.cli.options import SamplingChoices, run_settings, stop_strings
+from treeeagle_edge.errors import UsageError
+from treeeagle_edge.sampling_params import SamplingParams
+
+RUN = [sys.executable, "-m", "treeeagle_edge.cli.app"]
+
+
+def test_help_is_quick_and_imports_nothing_heavy():
+    """Well under half a second of work: neither torch nor transformers, nor anything else that takes its time."""
+    heavy = {
+        "torch",
+        "transformers",
+        "numpy",
+        "rich",
+        "prompt_toolkit",
+        "pydantic_core",
+        "jinja2",
+        "tokenizers",
+        "gguf",
+    }
+    code = (
+        "import sys; from treeeagle_edge.cli.app import main; assert main(['--help']) == 0; "
+        "sys.stderr.write(' '.join(sorted(sys.modules)))"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5  # seconds of work
+    assert "chat" in run.stdout
+    assert "profile" in run.stdout
+    assert "bench" in run.stdout
+    assert not heavy & set(run.stderr.split())
+
+
+@pytest.mark.parametrize("command", ["chat", "bench", "profile"])
+def test_help_of_each_command(command, capsys):
+    assert main([command, "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert "--model" in out
+    assert err == ""
+    assert "\033" not in out
+
+
+def test_alone_it_shows_help(capsys):
+    assert main([]) == 0
+    assert "Commands:" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"treeeagle {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence", "hint"),
+    [
+        (["caht"], "there is no command caht", "did you mean chat?"),
+        (["xyzzy"], "there is no command xyzzy", "use one of chat, profile, bench"),
+        (["chat", "--temprature", "1"], "there is no option --temprature", "did you mean --temperature?"),
+        (["chat", "--zzz"], "there is no option --zzz", "treeeagle chat --help lists the options"),
+        (["--zzz"], "there is no option --zzz", "treeeagle --help lists the options"),
+        (["chat", "hello"], "got unexpected extra argument", "a prompt goes behind -p"),
+        (["chat", "-p"], "option '-p' requires an argument", "--help lists the options"),
+        (["chat", "--bits", "x"], "invalid value for '--bits'", "treeeagle chat --help lists the options"),
+        (["chat", "--bits", "5"], "--bits is 5, which is not a width we run", "use 4, 8, 16 or 32"),
+        (["chat", "--top-p", "2"], "top-p is 2.0, which is out of range", "use 0 to 1"),
+        (
+            ["chat", "--repetition-penalty", "0"],
+            "repetition-penalty is 0.0, which is out of range",
+            "use 0.1 to 10",
+        ),
+        (["chat", "--max-tokens", "0"], "max-tokens is 0, which is out of range", "use 1 or more"),
+        (["chat", "--nodes", "999"], "nodes is 999, which is out of range", "use 1 to 256"),
+        (["chat", "--threads", "0"], "--threads is 0, which is out of range", "use 1 or more"),
+        (["chat", "--stop", ""], "--stop is empty", "give the text to stop at"),
+        (["chat", "--raw", "--system", "x"], "--system has no place in --raw", "leave one of them out"),
+        (
+            ["chat", "--json", "--markdown", "-p", "x"],
+            "--json and --markdown exclude",
+            "leave one of them out",
+        ),
+    ],
+)
+def test_a_wrong_command_line_gets_a_sentence_and_a_hint(arguments, sentence, hint, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    if "--stop" in arguments:
+        arguments = [*arguments, "-p", "x"]
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    first, second = err.splitlines()
+    assert first.startswith(f"error: {sentence}")
+    assert not first.endswith(".")
+    assert second.startswith(" hint: ")
+    assert hint in second
+    assert "\033" not in err
+
+
+def test_it_runs_as_a_program():
+    run = subprocess.run([*RUN, "caht"], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (2, "")
+
+
+def test_settings_keep_what_was_not_said_open():
+    settings = run_settings(bits=8, nodes=0)
+    assert (settings.bits, settings.nodes, settings.depth, settings.speculate) == (8, None, None, True)
+    assert run_settings(no_spec=True).speculate is False
+
+
+def test_choices_lie_over_defaults():
+    chosen = SamplingChoices(temperature=0.0, seed=3).resolve(
+        SamplingParams(temperature=0.6, top_p=0.9, seed=1)
+    )
+    assert (chosen.temperature, chosen.top_p, chosen.seed) == (0.0, 0.9, 3)
+    with pytest.raises(UsageError):
+        SamplingChoices(min_p=3.0)
+    assert stop_strings(["a", "b"]) == ("a", "b")

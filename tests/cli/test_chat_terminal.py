@@ -1,0 +1,312 @@
+"""The chat on a real (pseudo) terminal, and the program as others call it: keys, paste, pipes, signals."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from treeeagle_edge.cli.line_input import PROMPT, EditorInput, PlainInput, choose_input
+from treeeagle_edge.history import last_session_path, load_session, state_dir
+
+PROGRAM = [sys.executable, str(Path(__file__).resolve().parent.parent / "helpers" / "chat_program.py")]
+READY = "\x1b[?2004h"  # the line editor asks for bracketed paste: from here on, keys are its own
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\x1b\][^\x07]*\x07|\r")
+PATIENCE_S = 20.0
+
+
+def environment(**changes: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "100", "LINES": "40", **changes}
+
+
+class Terminal:
+    """A process on a pseudo-terminal."""
+
+    def __init__(self, *arguments: str, **variables: str) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        self.ready = re.escape(PROMPT) if variables["TERM"] == "dumb" else "«ready»"
+        self.process = subprocess.Popen(
+            [*PROGRAM, *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment(**variables),
+            start_new_session=True,
+            preexec_fn=_take_terminal,
+        )
+        os.close(slave)
+        self.output = ""
+        self.seen = 0
+
+    def expect(self, pattern: str) -> str:
+        """Wait until `pattern` comes after what was matched before."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            clean = ESCAPE.sub("", self.output.replace(READY, "«ready»"))
+            found = re.compile(pattern).search(clean, self.seen)
+            if found:
+                self.seen = found.end()
+                return found.group()
+            ready, _, _ = select.select([self.master], [], [], max(deadline - time.monotonic(), 0))
+            chunk = b""
+            if ready:
+                try:
+                    chunk = os.read(self.master, 65536)
+                except OSError:  # the other end is closed
+                    chunk = b""
+            assert chunk, f"{pattern!r} did not come; so far: {clean[self.seen :]!r}"
+            self._answer_queries(chunk)
+            self.output += chunk.decode(errors="replace")
+
+    def prompt(self) -> None:
+        """Wait until the program reads what is typed."""
+        self.expect(self.ready)
+
+    def send(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def leave(self) -> int:
+        """Wait for the end; returns the exit code."""
+        try:
+            return self.process.wait(PATIENCE_S)
+        finally:
+            self.process.kill()
+            os.close(self.master)
+
+    def _answer_queries(self, chunk: bytes) -> None:
+        if b"\x1b[6n" in chunk:  # where is the cursor?
+            os.write(self.master, b"\x1b[30;1R")
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_a_chat_on_a_terminal(term):
+    """A chat, on a terminal with a cursor and on one without. Expectations row 44: TERM=dumb gets no escape codes."""
+    terminal = Terminal("chat", TERM=term, ANSWERS='["first answer", "second answer"]')
+    terminal.expect("/help for commands, Ctrl-D to leave")
+    terminal.prompt()
+    terminal.send("hello\r")
+    terminal.expect("first answer")
+    terminal.expect(r"tokens/round .* memory [\d.]+ GB")
+    terminal.prompt()
+    terminal.send("/nonsense\r")
+    terminal.expect("error: there is no command /nonsense")
+    terminal.prompt()
+    terminal.send("and?\r")
+    terminal.expect("second answer")
+    terminal.prompt()
+    terminal.send("\x04")
+    assert terminal.leave() == 0
+    assert ("\x1b" in terminal.output) == (term == "xterm")
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_ctrl_c_stops_the_reply_only(term):
+    """Expectations rows 35 and 42: while answering, Ctrl-C stops at the round, keeps what was shown and the chat;
+    at the prompt it clears the line and hints; twice within a second it leaves with 130.
+    """
+    terminal = Terminal("chat", TERM=term, ANSWERS=f'["{"word " * 200}", "short answer"]', PAUSE="0.02")
+    terminal.prompt()
+    terminal.send("hello\r")
+    terminal.expect("word word word")
+    terminal.send("\x03")
+    terminal.expect("interrupted")
+    terminal.prompt()
+    time.sleep(1.1)  # so that the next Ctrl-C is not the second within a second
+    terminal.send("half a line\x03")
+    terminal.expect("Ctrl-D or /exit leaves")
+    terminal.prompt()
+    terminal.send("again\r")
+    terminal.expect("short answer")
+    terminal.prompt()
+    time.sleep(1.1)
+    terminal.send("\x03")
+    terminal.prompt()
+    terminal.send("\x03")
+    assert terminal.leave() == 130
+    turns = load_session(last_session_path()).turns
+    assert [turn.user for turn in turns] == ["hello", "again"]
+    assert turns[0].finish_reason == "interrupt"
+    assert (turns[0].answer or "").startswith("word word word")
+
+
+def test_ctrl_c_twice_while_answering():
+    """Expectations row 35: twice within a second leaves with 130."""
+    terminal = Terminal("chat", TERM="xterm", ANSWERS=f'["{"word " * 300}"]', PAUSE="0.3")
+    terminal.prompt()
+    terminal.send("hello\r")
+    terminal.expect("wor")
+    os.kill(terminal.process.pid, signal.SIGINT)
+    time.sleep(0.05)
+    os.kill(terminal.process.pid, signal.SIGINT)
+    assert terminal.leave() == 130
+
+
+def test_a_model_cannot_send_escape_codes_to_a_terminal():
+    terminal = Terminal("chat", TERM="dumb", ANSWERS='["red \\u001b[31m text"]')
+    terminal.prompt()
+    terminal.send("hello\r")
+    terminal.expect(r"red ␛\[31m text")
+    terminal.send("/exit\r")
+    assert terminal.leave() == 0
+
+
+def test_no_color_keeps_the_stats_line_plain():
+    """Expectations row 44: NO_COLOR leaves no colour or weight in what we print."""
+    for variables, styled in (({"NO_COLOR": "1"}, False), ({}, True)):
+        terminal = Terminal(
+            "chat", "--markdown", "-p", "x", TERM="xterm", ANSWERS='["# Sky\\n\\n**blue**"]', **variables
+        )
+        terminal.expect("blue" if styled else r"\*\*blue\*\*")
+        terminal.expect("tok/s")
+        assert terminal.leave() == 0
+        assert bool(re.search(r"\x1b\[[\d;]+m", terminal.output)) == styled
+
+
+# --- the line editor ---
+
+
+def typed(keys: str, *, remember: bool = False, reads: int = 1) -> list[str]:
+    with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
+        pipe.send_text(keys)
+        editor = EditorInput(remember=remember)
+        return [editor.read("> ") for _ in range(reads)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("hello\r", "hello"),
+        ("one\x1b\rtwo\r", "one\ntwo"),  # Alt-Enter
+        ("one\x0atwo\r", "one\ntwo"),  # Ctrl-J
+        ("\x1b[200~def f():\r\n    return 1\n\x1b[201~\r", "def f():\n    return 1\n"),  # bracketed paste
+    ],
+)
+def test_keys(keys, message):
+    assert typed(keys) == [message]
+
+
+def test_ctrl_d_and_ctrl_c():
+    with pytest.raises(EOFError):
+        typed("\x04")
+    with pytest.raises(KeyboardInterrupt):
+        typed("half a line\x03")
+
+
+def typed_after(keys: str, expected: str, more: str) -> str:
+    """Type `keys`, wait until they made the line `expected`, type `more`."""
+    with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
+        source = EditorInput(remember=False)
+        buffer = source._session.default_buffer
+        waiting = [more]
+
+        def go_on(_buffer: object) -> None:
+            if buffer.text == expected and waiting:
+                pipe.send_text(waiting.pop())
+
+        buffer.on_text_changed += go_on
+        pipe.send_text(keys)
+        return source.read("> ")
+
+
+def test_tab_completes_commands_settings_and_paths(tmp_path):
+    assert typed_after("/sys\t", "/system", " Be brief.\r") == "/system Be brief."
+    assert typed_after("/set temp\t", "/set temperature", " 1\r") == "/set temperature 1"
+    (tmp_path / "notes.txt").write_text("")
+    assert (
+        typed_after(f"/read {tmp_path}/no\t", f"/read {tmp_path}/notes.txt", "\r")
+        == f"/read {tmp_path}/notes.txt"
+    )
+
+
+def test_ctrl_g_opens_the_editor(monkeypatch, tmp_path):
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\nprintf "written\\nelsewhere" > "$1"\n')
+    editor.chmod(0o755)
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", str(editor))
+    assert typed_after("draft\x07", "written\nelsewhere", "\r") == "written\nelsewhere"
+
+
+def test_lines_are_remembered_privately():
+    typed("first line\r", remember=True)
+    assert typed("\x1b[A\r", remember=True) == ["first line"]
+    path = state_dir() / "lines"
+    assert path.stat().st_mode & 0o777 == 0o600
+    typed("secret\r", remember=False)
+    assert "secret" not in path.read_text()
+
+
+def test_lines_that_cannot_be_kept_are_no_reason_to_stop(monkeypatch, tmp_path):
+    blocker = tmp_path / "blocker"
+    blocker.write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(blocker))
+    assert typed("hello\r", remember=True) == ["hello"]
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(choose_input(remember=False), PlainInput)
+
+
+# --- pipes ---
+
+
+def test_a_reader_that_has_enough_ends_it_quietly():
+    """`| head -1` closes stdout early: no traceback, no complaint."""
+    code = f"{sys.executable} {PROGRAM[1]} chat -p x | head -1"
+    lines = "\\n".join(["line"] * 5000)
+    run = subprocess.run(
+        code, shell=True, capture_output=True, text=True, env=environment(ANSWERS=f'["{lines}"]'), check=False
+    )
+    assert (run.returncode, run.stdout) == (0, "line\n")
+    assert "Traceback" not in run.stderr
+    assert "Exception" not in run.stderr
+    assert "Broken" not in run.stderr
+
+
+def test_the_program_in_a_pipe():
+    """Expectations row 44: whatever TERM says, nothing but the answer goes into a pipe."""
+    run = subprocess.run(
+        [*PROGRAM, "chat"],
+        input=b"why?\n",
+        capture_output=True,
+        env=environment(TERM="xterm-256color"),
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (0, b"The sky is blue.\n")
+    assert b"\x1b" not in run.stderr
+
+
+def test_ctrl_c_while_loading_is_quiet():
+    code = (
+        "import sys, types, signal\n"
+        "fake = types.ModuleType('treeeagle_edge.runtime')\n"
+        "fake.load_runtime = lambda *a, **k: signal.raise_signal(signal.SIGINT)\n"
+        "sys.modules['treeeagle_edge.runtime'] = fake\n"
+        "from treeeagle_edge.cli.app import main\n"
+        "sys.exit(main(['chat', '-p', 'x']))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+    assert run.returncode == 130
+    assert "Traceback" not in run.stderr

@@ -1,0 +1,38 @@
+"""The pages a newcomer reads: links lead somewhere, and commands that are promised exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGES = (
+    "README.md",
+    "CHANGELOG.md",
+    *(f"docs/{page.name}" for page in Path(__file__).parents[2].glob("docs/*.md")),
+)
+LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+
+
+def test_the_promised_pages_are_there() -> None:
+    assert {"docs/architecture.md", "README.md", "CHANGELOG.md"} <= set(PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files(page: str, repository: Path) -> None:
+    text = (repository / page).read_text(encoding="utf-8")
+    folder = (repository / page).parent
+    assert [link for link in LINK.findall(text) if not (folder / link).exists()] == []
+
+
+def test_the_modules_that_the_architecture_names_exist(repository: Path) -> None:
+    text = (repository / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+\.py)`", text))
+    assert "kv_pool.py" in named
+    missing = [
+        name
+        for name in named
+        if not any((repository / base / name).exists() for base in ("", "treeeagle_edge"))
+    ]
+    assert missing == []

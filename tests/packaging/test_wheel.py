@@ -1,0 +1,98 @@
+"""The wheel holds the package with its kernels, profiles and head, and no top-level `kernels`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "treeeagle_edge", "kernels", "profiles")
+
+
+@pytest.fixture(scope="module")
+def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    pytest.importorskip("setuptools")
+    work = tmp_path_factory.mktemp("wheel")
+    source = work / "source"
+    source.mkdir()
+    for name in SOURCES:  # setuptools writes beside its sources: build from a copy
+        path = repository / name
+        if path.is_dir():
+            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        else:
+            shutil.copy(path, source / name)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--quiet",
+    ]
+    subprocess.run([*command, "--wheel-dir", str(work), str(source)], check=True, stdout=subprocess.DEVNULL)
+    return zipfile.ZipFile(next(work.glob("*.whl")))
+
+
+def _sources(folder: Path, prefix: str) -> set[str]:
+    files = (
+        file
+        for file in folder.rglob("*")
+        if file.suffix in (".py", ".yaml") and "__pycache__" not in file.parts
+    )
+    return {f"{prefix}/{file.relative_to(folder).as_posix()}" for file in files}
+
+
+def test_every_source_file_is_in_the_wheel_at_its_import_path(
+    wheel: zipfile.ZipFile, repository: Path
+) -> None:
+    names = set(wheel.namelist())
+    wanted = _sources(repository / "treeeagle_edge", "treeeagle_edge")
+    wanted |= _sources(repository / "kernels", "treeeagle_edge/kernels")
+    wanted |= _sources(repository / "profiles", "treeeagle_edge/profiles")
+    assert wanted <= names, sorted(wanted - names)
+    assert {name.split("/")[0].partition("-")[0] for name in names} == {"treeeagle_edge"}
+
+
+def test_the_head_and_the_type_marker_travel_along(wheel: zipfile.ZipFile) -> None:
+    head = "treeeagle_edge/heads/smollm2-135m-eagle3"
+    assert {f"{head}/config.json", f"{head}/model.safetensors", f"{head}/README.md"} <= set(wheel.namelist())
+    assert "treeeagle_edge/py.typed" in wheel.namelist()
+
+
+def test_the_metadata_names_the_command_and_the_licence(wheel: zipfile.ZipFile) -> None:
+    texts = {name.rpartition("/")[2]: name for name in wheel.namelist() if ".dist-info/" in name}
+    assert "treeeagle = treeeagle_edge.cli.app:main" in wheel.read(texts["entry_points.txt"]).decode()
+    metadata = wheel.read(texts["METADATA"]).decode()
+    assert "License-Expression: Apache-2.0" in metadata
+    assert "Requires-Python: <3.14,>=3.11" in metadata
+    assert "LICENSE" in texts
+
+
+def test_an_unpacked_wheel_imports_as_promised(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    wheel.extractall(tmp_path)
+    code = (
+        "import importlib.util, treeeagle_edge, treeeagle_edge.kernels.view, treeeagle_edge.profiles;"
+        "from treeeagle_edge.models import resolve_head;"
+        "print(treeeagle_edge.__file__); print(resolve_head('smollm2-135m-eagle3', ''));"
+        "print(importlib.util.find_spec('kernels'))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    package, head, kernels = done.stdout.splitlines()
+    assert package == str(tmp_path / "treeeagle_edge" / "__init__.py")
+    assert head == str(tmp_path / "treeeagle_edge" / "heads" / "smollm2-135m-eagle3")
+    assert kernels == "None"
+
+
+def test_kernels_is_no_top_level_package_while_testing() -> None:
+    assert importlib.util.find_spec("kernels") is None
+    assert importlib.util.find_spec("treeeagle_edge.kernels") is not None

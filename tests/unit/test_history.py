@@ -1,0 +1,138 @@
+"""Conversations on disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from treeeagle_edge import history
+from treeeagle_edge.errors import InputError
+from treeeagle_edge.history import (
+    Autosave,
+    SavedSession,
+    last_session_path,
+    load_session,
+    new_session_path,
+    save_session,
+)
+from treeeagle_edge.prompt import Turn
+
+SESSION = SavedSession(
+    model="toy",
+    turns=(Turn("hi 👋", "hello\n", (104, 105, 257), "stop"), Turn("more", "wel", (1, 2), "interrupt")),
+    system="Be brief.",
+    settings={"temperature": 0.5},
+)
+
+
+def test_what_was_saved_is_loaded():
+    """Expectations row 43: the old chat is there, ids and all."""
+    path = new_session_path()
+    save_session(path, SESSION)
+    assert load_session(path) == SESSION
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert content["schema"] == 1
+    assert content["messages"][1] == {
+        "role": "assistant",
+        "content": "hello\n",
+        "token_ids": [104, 105, 257],
+        "finish_reason": "stop",
+    }
+
+
+def test_the_state_folder_is_the_one_of_the_specification(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert new_session_path().parent == tmp_path / "treeeagle" / "sessions"
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert new_session_path().parent == tmp_path / ".local" / "state" / "treeeagle" / "sessions"
+
+
+def test_the_last_session_is_the_one_written_last():
+    """Expectations row 43: `--continue` finds it; without one it says so."""
+    with pytest.raises(InputError, match="no earlier session"):
+        last_session_path()
+    first, second = new_session_path(), new_session_path()
+    assert first != second
+    save_session(first, SESSION)
+    save_session(second, SESSION)
+    os.utime(first, ns=(2**62, 2**62))
+    assert last_session_path() == first
+
+
+def test_ids_of_another_model_are_left_out():
+    assert SESSION.turns_for("toy") == list(SESSION.turns)
+    other = SESSION.turns_for("other")
+    assert [turn.token_ids for turn in other] == [(), ()]
+    assert [turn.answer for turn in other] == ["hello\n", "wel"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[]",
+        b'{"schema": 99}',
+        b'{"schema": 1}',
+        b'{"schema": 1, "model": "m", "messages": [{"role": "assistant", "content": "x"}]}',
+        b'{"schema": 1, "model": "m", "messages": [{"role": "user", "content": 3}]}',
+        b'{"schema": 1, "model": "m", "messages": [{"role": "user", "content": "x"}]}',
+        b'{"schema": 1, "model": "m", "messages": 5}',
+        b'{"schema": 1, "model": "m", "messages": ["x"]}',
+    ],
+)
+def test_a_damaged_file_is_named_and_left_alone(tmp_path: Path, content):
+    path = tmp_path / "chat.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        load_session(path)
+    assert str(path) in caught.value.message
+    assert caught.value.hint
+    assert path.read_bytes() == content
+
+
+def test_a_missing_file_is_named(tmp_path: Path):
+    with pytest.raises(InputError, match=r"nothing.json cannot be read: No such file"):
+        load_session(tmp_path / "nothing.json")
+
+
+def test_a_full_disk_is_said_once_and_keeps_the_old_file(monkeypatch):
+    """The chat goes on where nothing can be saved, with one warning; the file before stays whole, no scrap is left."""
+    path = new_session_path()
+    autosave = Autosave(path)
+    assert autosave.save(SESSION) is None
+    before = path.read_bytes()
+
+    def full(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(history.os, "fsync", full)
+    assert "No space left on device" in (autosave.save(SESSION) or "")
+    assert autosave.save(SESSION) is None
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+    monkeypatch.undo()
+
+
+def test_a_folder_that_cannot_be_made_is_said_once(monkeypatch, tmp_path):
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    autosave = Autosave(blocker / "sessions" / "x.json")
+    assert "not saved" in (autosave.save(SESSION) or "")
+    assert autosave.save(SESSION) is None
+
+
+def test_nothing_is_written_without_a_path_or_a_turn():
+    assert Autosave(None).save(SESSION) is None
+    path = new_session_path()
+    assert Autosave(path).save(SavedSession("toy", ())) is None
+    assert not path.exists()

@@ -1,0 +1,64 @@
+"""Measured memory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from treeeagle_edge import memory_watch
+from treeeagle_edge.memory_watch import MemoryWatch
+
+MB = 1 << 20
+
+
+def touch(megabytes: int) -> None:
+    """Hold that much for a moment, every page written."""
+    block = bytearray(megabytes * MB)
+    block[::4096] = b"x" * len(block[::4096])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's high-water mark is Linux")
+def test_a_peak_between_two_looks_is_seen_and_a_reset_forgets_it():
+    watch = MemoryWatch()
+    if watch.source != "peak resident memory":
+        pytest.skip("this kernel does not let a process restart its high-water mark")
+    before = watch.current()
+    touch(200)
+    assert watch.peak() - before > 150 * MB
+    assert watch.current() - before < 100 * MB  # it is gone again, and was seen nonetheless
+    watch.reset()
+    assert watch.peak() - before < 100 * MB
+
+
+def test_without_the_kernels_mark_memory_is_read_when_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(memory_watch, "_CLEAR", tmp_path / "absent" / "clear_refs")
+    watch = MemoryWatch()
+    assert watch.source == "resident memory, read between answers"
+    levels = iter([5, 9, 7, 3])
+    monkeypatch.setattr(watch, "current", lambda: next(levels))
+    watch.reset()
+    watch.note()
+    watch.note()
+    assert watch.peak() == 9
+
+
+def test_on_cuda_the_allocator_is_asked(monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[str, str]] = []
+
+    def answer(name: str, value: int):
+        return lambda device: asked.append((name, device)) or value
+
+    cuda = SimpleNamespace(
+        reset_peak_memory_stats=answer("reset", 0),
+        memory_allocated=answer("now", 11),
+        max_memory_allocated=answer("peak", 22),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    watch = MemoryWatch("cuda:1")
+    watch.note()
+    assert (watch.current(), watch.peak()) == (11, 22)
+    assert asked == [("reset", "cuda:1"), ("now", "cuda:1"), ("peak", "cuda:1")]
+    assert watch.source == "peak of the CUDA allocator"

@@ -1,0 +1,337 @@
+"""The memory plan and the speed estimate: arithmetic from shapes, checked against known sizes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treeeagle_edge.errors import CannotRunError, InputError, UsageError
+from treeeagle_edge.hardware import Hardware
+from treeeagle_edge.hardware_cpu import Cpu, Ram
+from treeeagle_edge.hardware_nvidia import Gpu
+from treeeagle_edge.known_models import KNOWN_MODELS, find_known
+from treeeagle_edge.plan import (
+    ATTENTION_SCORES,
+    GB,
+    PREFILL_CHUNK,
+    SCRATCH_ROWS,
+    block_bytes,
+    embedding_bytes,
+    format_gb,
+    linear_bytes,
+    plan_memory,
+    plan_slots,
+    step_bytes,
+)
+from treeeagle_edge.profile_config import load_profile
+from treeeagle_edge.rounds import TreeShape
+from treeeagle_edge.run_plan import alternatives, pick_profile, plan_run, planned_model, require_fit
+from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.speed_estimate import estimate_speed, table_verify_cost
+
+LLAMA = KNOWN_MODELS["meta-llama/Llama-3.1-8B-Instruct"]
+DEMO = KNOWN_MODELS["smollm2-135m"]
+TREE = TreeShape(4, 4, 24)
+
+
+def machine(*, card: float | None = None, ram: float = 24) -> Hardware:
+    """A computer with `ram` GB free and, where asked for, a card with `card` GB free."""
+    gpus = () if card is None else (Gpu(0, "a card", int(card * GB), int(card * GB), usable=True),)
+    cpu = Cpu("a processor", 2, 2, ("avx2",))
+    return Hardware(
+        "cuda:0" if gpus else "cpu", "for a test", cpu, Ram(int(ram * GB), int(ram * GB), False), gpus
+    )
+
+
+def plan(known=LLAMA, *, bits=4, context=8192, tree=TREE, budget=12 * GB, device="cuda:0", head=True):
+    return plan_memory(
+        known.config,
+        known.head if head else None,
+        bits=bits,
+        context=context,
+        tree=tree,
+        reserve=800 * 10**6,
+        budget=budget,
+        device=device,
+    )
+
+
+def test_an_8b_with_its_head_fits_a_12_gb_card():
+    """Expectations row 27: out of memory on 12 GB. Llama-3.1-8B NF4 + head + 8k context plans at most 10.5 GB."""
+    made = plan()
+    assert made.total <= 10.5 * GB and made.fits
+    assert made.line("head").nbytes == pytest.approx(0.85 * GB, rel=0.01)
+    assert made.line("weights (NF4)").nbytes == pytest.approx(3.93 * GB, rel=0.01)
+    assert made.line("embedding").nbytes == pytest.approx(2.10 * GB, rel=0.01)
+    assert made.line("KV").nbytes == pytest.approx(plan_slots(8192, TREE) * 0.135e6, rel=0.02)
+    assert not plan(budget=8 * GB).fits
+
+
+def test_bytes_a_step_are_those_that_were_published():
+    """Weights one step reads: Llama-3.1-8B int8 8.0 and 16-bit 15.0 GB, Qwen2-7B 16-bit 14.1 GB (lm_head included)."""
+    assert step_bytes(LLAMA.config, 16, "cuda") == pytest.approx(15.0 * GB, rel=0.01)
+    assert step_bytes(LLAMA.config, 8, "cuda") == pytest.approx(8.03 * GB, rel=0.01)
+    assert step_bytes(KNOWN_MODELS["Qwen/Qwen2-7B-Instruct"].config, 16, "cuda") == pytest.approx(
+        14.1 * GB, rel=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("smollm2-135m", 134.5),
+        ("meta-llama/Llama-3.1-8B-Instruct", 8030),
+        ("meta-llama/Llama-3.2-1B-Instruct", 1236),
+        ("meta-llama/Llama-3.2-3B-Instruct", 3213),
+        ("meta-llama/Llama-2-7b-chat-hf", 6738),
+        ("lmsys/vicuna-13b-v1.3", 13016),
+        ("mistralai/Mistral-7B-Instruct-v0.3", 7248),
+        ("Qwen/Qwen2-7B-Instruct", 7616),
+        ("Qwen/Qwen3-1.7B", 1721),
+        ("Qwen/Qwen3-4B", 4022),
+        ("Qwen/Qwen3-8B", 8191),
+        ("Qwen/Qwen3-14B", 14768),
+    ],
+)
+def test_known_shapes_add_up_to_the_published_number_of_parameters(name, millions):
+    config = KNOWN_MODELS[name].config
+    held = block_bytes(config, 32) + embedding_bytes(config, 32, "cpu")
+    assert held / 4e6 == pytest.approx(millions, rel=0.001)
+
+
+def test_a_known_head_adds_up_to_the_published_number_of_parameters():
+    """The file of AngelSlim's head for Qwen3-4B holds 218,429,056 numbers, d2t and t2d among them."""
+    head = KNOWN_MODELS["Qwen/Qwen3-4B"].head
+    assert head.num_parameters == 218_429_056 - head.draft_vocab_size - head.vocab_size
+
+
+def test_known_names_are_found_in_any_case():
+    assert find_known("qwen/qwen3-8b/") is KNOWN_MODELS["Qwen/Qwen3-8B"]
+    assert find_known("nobody/nothing") is None
+
+
+@pytest.mark.parametrize(("bits", "expected"), [(4, 512 + 64), (8, 1024 + 4 * 8), (16, 2048), (32, 4096)])
+def test_linear_bytes(bits, expected):
+    """1,024 weights in 8 rows: NF4 has an fp32 scale for 64 weights, int8 one a row."""
+    assert linear_bytes(8, 128, bits) == expected
+
+
+def test_a_tied_model_on_the_cpu_holds_an_int8_lm_head_beside_its_embedding():
+    table = 49_152 * 576
+    assert embedding_bytes(DEMO.config, 32, "cpu") == table * 4
+    assert embedding_bytes(DEMO.config, 16, "cpu") == table * 2
+    assert embedding_bytes(DEMO.config, 8, "cpu") == table * 2 + table + 49_152 * 4
+    assert embedding_bytes(DEMO.config, 8, "cuda") == table * 2
+
+
+def test_the_head_is_fp32_beside_fp32_weights_and_16_bit_otherwise():
+    """Expectations row 29's arithmetic: the head's dtype does not follow the target's quantisation."""
+    assert [line.name for line in plan(DEMO, bits=32, device="cpu").lines][2] == "head (fp32)"
+    assert [line.name for line in plan(DEMO, bits=8, device="cpu").lines][2] == "head (bf16)"
+    assert (
+        plan(DEMO, bits=4, device="cpu").line("head").nbytes
+        == plan(DEMO, bits=16, device="cpu").line("head").nbytes
+    )
+
+
+def test_room_for_the_tree_is_part_of_the_slots():
+    assert plan_slots(8192, None) == 8192 + 1 + 256
+    assert plan_slots(8192, TREE) == plan_slots(8192, None) + 24
+    assert plan().slots == plan_slots(8192, TREE)
+
+
+def test_plain_decoding_plans_no_head():
+    names = [line.name for line in plan(tree=None, head=False).lines]
+    assert not any(name.startswith("head") for name in names)
+    assert plan(tree=None, head=False).total < plan().total
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(sorted(KNOWN_MODELS)),
+    bits=st.sampled_from((4, 8, 16, 32)),
+    budget=st.integers(1, 48),
+    device=st.sampled_from(("cpu", "cuda:0")),
+)
+def test_the_longest_context_is_exact(name, bits, budget, device):
+    """It fits, and one token more does not, unless the model's own limit came first."""
+    known = KNOWN_MODELS[name]
+    made = plan(known, bits=bits, context=64, budget=budget * GB, device=device)
+    longest = made.longest_context
+    if longest == 0:
+        assert not plan(known, bits=bits, context=1, budget=budget * GB, device=device).fits
+        return
+    assert plan(known, bits=bits, context=longest, budget=budget * GB, device=device).fits
+    if longest < known.config.max_position:
+        assert not plan(known, bits=bits, context=longest + 1, budget=budget * GB, device=device).fits
+
+
+@pytest.mark.parametrize(("bits", "context"), [(3, 100), (8, 0), (8, 8193)])
+def test_out_of_range_is_refused_with_the_range(bits, context):
+    with pytest.raises(UsageError) as error:
+        plan(DEMO, bits=bits, context=context, device="cpu")
+    assert error.value.hint in ("use 4, 8, 16 or 32", "use 1 to 8,192")
+
+
+def test_sizes_are_printed_for_people():
+    shown = [format_gb(size) for size in (0, 310e6, 994e6, 999e6, 8.34e9)]
+    assert shown == ["0.00 GB", "0.31 GB", "0.99 GB", "1.0 GB", "8.3 GB"]
+
+
+def test_the_plan_counts_what_the_code_allocates():
+    """Numbers repeated here, so that planning imports no torch, are those of the code that allocates."""
+    from treeeagle_edge.kernels import reference
+
+    from treeeagle_edge import passes
+
+    assert (passes.PREFILL_CHUNK, passes.MAX_EXPANSIONS) == (PREFILL_CHUNK, SCRATCH_ROWS)
+    assert reference.MAX_SCORES == ATTENTION_SCORES
+
+
+def test_planning_imports_no_torch():
+    code = (
+        "import sys; from treeeagle_edge.run_plan import *; from treeeagle_edge.hardware import detect, imagine_gpu;"
+        "h = imagine_gpu(detect('cpu'), 12); s = RunSettings(); p = pick_profile(s, h);"
+        "plan_run(s, p, h, planned_model(s, p)); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def made_run(run: RunSettings, here: Hardware):
+    profile = pick_profile(run, here)
+    return plan_run(run, profile, here, planned_model(run, profile))
+
+
+def test_need_is_known_and_refused_before_loading():
+    """Expectations row 45: memory need unknown before loading. The refusal comes from shapes, with what would fit."""
+    run = RunSettings(model="meta-llama/Llama-3.1-8B-Instruct", context=32_768)
+    here = machine(card=8)
+    made = made_run(run, here)
+    assert not made.model.on_disk, "no file of the model was needed"
+    with pytest.raises(CannotRunError, match=r"needs 1\d\.\d GB, and 8\.0 GB are free on cuda:0") as error:
+        require_fit(made, run, here)
+    assert "--model" in error.value.hint and "--device cpu" in error.value.hint
+    require_fit(made_run(RunSettings(model=run.model), machine(card=12)), run, machine(card=12))
+
+
+def test_alternatives_do_fit():
+    run = RunSettings(model="meta-llama/Llama-3.1-8B-Instruct", bits=8)
+    here = machine(card=10)
+    made = made_run(replace(run, context=8192), here)
+    assert not made.memory.fits
+    options = alternatives(made, run, here)
+    assert "--bits 4" in options
+    assert made_run(replace(run, bits=4, context=8192), here).memory.fits
+    shorter = [option for option in options if option.startswith("--context")]
+    for option in shorter:
+        assert made_run(replace(run, context=int(option.split()[1])), here).memory.fits
+    for option in options:
+        if option.startswith("--model"):
+            assert made_run(RunSettings(model=option.split()[1], bits=4), here).memory.fits
+
+
+def test_a_default_context_is_shortened_and_a_given_one_is_kept():
+    here = machine(card=9)
+    short = made_run(RunSettings(model="Qwen/Qwen3-8B"), here)
+    assert 1024 <= short.context < 8192 and short.memory.fits
+    assert short.context == short.memory.longest_context
+    kept = made_run(RunSettings(model="Qwen/Qwen3-8B", context=8192), here)
+    assert kept.context == 8192 and not kept.memory.fits
+    vicuna = made_run(RunSettings(model="lmsys/vicuna-7b-v1.3"), machine(card=12))
+    assert vicuna.context == 2048, "capped by the model"
+
+
+def test_options_win_over_the_profile():
+    made = made_run(RunSettings(bits=32, context=512, depth=2, nodes=3), machine())
+    assert (made.bits, made.context) == (32, 512)
+    assert made.tree == TreeShape(2, load_profile("cpu").tree.branching, 3)
+    assert made_run(RunSettings(speculate=False), machine()).tree is None
+    assert made_run(RunSettings(head="none"), machine()).model.head is None
+
+
+def test_a_head_for_another_model_is_refused():
+    with pytest.raises(InputError, match="belongs to a target of width 4096"):
+        made_run(RunSettings(head="AngelSlim/Qwen3-8B_eagle3"), machine())
+
+
+@pytest.mark.parametrize("name", ["nobody/unheard-of-7b", "/no/such/folder"])
+def test_an_unknown_model_cannot_be_planned_for(name):
+    with pytest.raises(InputError, match="neither on this machine nor among") as error:
+        made_run(RunSettings(model=name), machine())
+    assert error.value.hint.startswith("check the name or path")
+
+
+def test_a_head_that_is_not_here_cannot_be_planned_for():
+    with pytest.raises(InputError, match="its shapes are not known") as error:
+        made_run(RunSettings(head="nobody/unheard-of-head"), machine())
+    assert "--head none" in error.value.hint
+
+
+def test_the_ceiling_is_bandwidth_over_bytes():
+    made = made_run(RunSettings(model="meta-llama/Llama-3.1-8B-Instruct"), machine(card=12))
+    speed = estimate_speed(made, 912)
+    assert speed.ceiling == pytest.approx(912e9 / step_bytes(LLAMA.config, 4, "cuda"))
+    assert speed.ceiling == pytest.approx(183, rel=0.02)
+    assert 0.4 * speed.ceiling < speed.plain[0] < speed.plain[1] < 0.8 * speed.ceiling
+    assert speed.tree[0] < speed.tree[1] and speed.tree[1] > speed.plain[1]
+
+
+def test_a_costly_verify_pass_makes_the_tree_a_loss():
+    made = made_run(RunSettings(), machine())
+    assert estimate_speed(made, 40, verify_cost=1.1).tree[1] > estimate_speed(made, 40).plain[1]
+    assert estimate_speed(made, 40, verify_cost=6.0).tree[1] < estimate_speed(made, 40).plain[1]
+    assert estimate_speed(made_run(RunSettings(head="none"), machine()), 40).tree is None
+
+
+def test_verify_cost_is_interpolated_and_extrapolated():
+    assert table_verify_cost("cuda", 4, 1) == 1.0
+    assert table_verify_cost("cuda", 4, 24) == pytest.approx(1.175)
+    assert table_verify_cost("cuda", 4, 512) == pytest.approx(16.0)
+    assert table_verify_cost("cpu", 16, 8) == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize("bits", [4, 8, 16, 32])
+def test_planned_weights_are_those_that_are_held(tiny_checkpoint, bits):
+    """The promise is kept closely: never less than what a loaded target holds, and at most 3 % more."""
+    import torch
+
+    from treeeagle_edge.checkpoint import open_checkpoint
+    from treeeagle_edge.target import load_target
+
+    checkpoint = open_checkpoint(tiny_checkpoint)
+    target = load_target(checkpoint, bits=bits, context=256, device=torch.device("cpu"))
+    made = plan_memory(
+        checkpoint.config, None, bits=bits, context=256, tree=None, reserve=0, budget=GB, device="cpu"
+    )
+    planned = made.lines[0].nbytes + made.lines[1].nbytes
+    assert target.nbytes <= planned <= 1.03 * target.nbytes
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+def test_planned_head_is_the_one_that_is_held(bits):
+    """The bundled head's weights, and its KV rows for every slot and every scratch row."""
+    import torch
+
+    from treeeagle_edge.head import Head
+    from treeeagle_edge.head_checkpoint import open_head
+    from treeeagle_edge.models import BUNDLED_HEADS
+
+    made = plan(DEMO, bits=bits, context=512, device="cpu")
+    checkpoint = open_head(BUNDLED_HEADS / DEMO.head_name, DEMO.config)
+    assert checkpoint.config.num_parameters == DEMO.head.num_parameters
+    head = Head(
+        checkpoint,
+        lambda ids: ids,
+        slots=made.slots + SCRATCH_ROWS,
+        context=512,
+        dtype=torch.float32 if bits == 32 else torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    assert 0.97 * made.line("head").nbytes <= head.nbytes <= 1.02 * made.line("head").nbytes
+    alone = plan(DEMO, bits=bits, context=512, device="cpu", head=False).line("KV").nbytes
+    assert 0 <= made.line("KV").nbytes - alone - head.store.nbytes < 1000

@@ -1,0 +1,99 @@
+"""The result of a bench as a picture: speed by scenario, and acceptance by depth."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from treeeagle_edge.bench_report import Document
+from treeeagle_edge.errors import InputError, UsageError
+
+_PLAIN_COLOUR, _TREE_COLOUR = "#8c96a3", "#2e7d4f"
+
+
+def check_plot(path: Path) -> None:
+    """Refuse early a picture that could not be written. Raises UsageError or InputError."""
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise UsageError(
+            f"--plot {path.name} is neither PNG nor SVG", "give a name that ends in .png or .svg"
+        )
+    if not path.parent.is_dir():
+        raise InputError(
+            f"--plot cannot write to {path.parent}, which is not a folder", "make the folder first"
+        )
+    if find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib, which is not installed", "pip install matplotlib")
+
+
+def draw(document: Document, path: Path) -> None:
+    """Write the picture. Raises InputError where the file cannot be written."""
+    from matplotlib.figure import Figure  # optional, and slow to import
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    speed, depth = figure.subplots(1, 2, width_ratios=(3, 2))
+    _draw_speed(speed, document)
+    _draw_depth(depth, document)
+    chosen = document["settings"]
+    figure.suptitle(
+        f"{chosen['model']}, {chosen['bits']}-bit, {document['environment']['device']}", fontsize=10
+    )
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise InputError(f"cannot write {path}: {reason}", "give another name to --plot") from error
+
+
+def _draw_speed(axes: Any, document: Document) -> None:
+    entries = document["scenarios"]
+    arms = [("plain", "plain_tps", -0.2, _PLAIN_COLOUR), ("tree", "tree_tps", 0.2, _TREE_COLOUR)]
+    for label, key, shift, colour in arms:
+        shown = [(at, entry) for at, entry in enumerate(entries) if entry[key] is not None]
+        if shown:
+            axes.bar(
+                [at + shift for at, _ in shown],
+                [entry[key] for _, entry in shown],
+                width=0.38,
+                yerr=[entry[f"{key}_sd"] or 0.0 for _, entry in shown],
+                capsize=3,
+                color=colour,
+                label=label,
+            )
+    for at, entry in enumerate(entries):
+        if entry["speedup"] is not None:
+            axes.annotate(
+                f"{entry['speedup']:.2f}x",
+                (at + 0.2, entry["tree_tps"]),
+                ha="center",
+                va="bottom",
+                fontsize=8,
+            )
+    axes.set_xticks(range(len(entries)), [entry["name"] for entry in entries], rotation=15)
+    axes.set_ylabel("tokens a second")
+    axes.set_title("speed by scenario")
+    axes.legend(loc="lower right")
+
+
+def _draw_depth(axes: Any, document: Document) -> None:
+    for entry in (*document["scenarios"], document["summary"]):
+        shares = entry["acceptance_by_depth"]
+        overall = entry is document["summary"]
+        if shares:
+            style: dict[str, Any] = {"color": _TREE_COLOUR, "linewidth": 2.5} if overall else {"linewidth": 1}
+            axes.plot(
+                range(1, len(shares) + 1),
+                [100 * share for share in shares],
+                marker="o",
+                label=entry["name"],
+                **style,
+            )
+    axes.set_ylim(0, 100)
+    axes.set_xlabel("depth in the tree")
+    axes.set_ylabel("% of trees walked to this depth")
+    axes.set_title("acceptance by depth")
+    if axes.lines:
+        axes.legend(fontsize=8)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    else:
+        axes.text(0.5, 50, "no tree arm", ha="center")

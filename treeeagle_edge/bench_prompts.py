@@ -1,0 +1,92 @@
+"""What the bench asks: the built-in prompts by scenario, or one's own in the MT-bench question format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from treeeagle_edge.errors import InputError
+
+FORMAT_HINT = 'one JSON object a line, such as {"question_id": 1, "category": "chat", "turns": ["Hello?"]}'
+
+
+@dataclass(frozen=True)
+class BenchPrompt:
+    """One question, or a dialogue of several user turns."""
+
+    scenario: str
+    name: str
+    turns: tuple[str, ...]
+
+
+def builtin_prompts(per_scenario: int | None = None) -> tuple[BenchPrompt, ...]:
+    """The prompts written for this project: five scenarios, the first `per_scenario` prompts of each."""
+    table = yaml.safe_load((files("treeeagle_edge") / "bench_prompts.yaml").read_text(encoding="utf-8"))
+    return tuple(
+        BenchPrompt(scenario, entry["name"], (entry["text"],))
+        for scenario, entries in table.items()
+        for entry in entries[:per_scenario]
+    )
+
+
+def read_prompts(path: Path, *, turns: str = "first") -> tuple[BenchPrompt, ...]:
+    """Read a JSONL file in the MT-bench question format, grouped by scenario in order of first appearance.
+
+    A line is an object with `turns` (a list of user messages), and optionally `question_id` and `category`,
+    which becomes the scenario. Other keys are ignored, blank lines skipped. `turns` is "first" (one answer a
+    question) or "all".
+    Raises InputError, naming file and line, for what cannot be read as that.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"cannot read the prompts {path}: {reason.lower()}", "give a JSONL file") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text", f"give a JSONL file: {FORMAT_HINT}") from error
+    prompts = tuple(_parse_lines(text, path, turns))
+    if not prompts:
+        raise InputError(f"{path} holds no prompts", FORMAT_HINT)
+    order = {
+        scenario: rank for rank, scenario in enumerate(dict.fromkeys(prompt.scenario for prompt in prompts))
+    }
+    return tuple(sorted(prompts, key=lambda prompt: order[prompt.scenario]))
+
+
+def _parse_lines(text: str, path: Path, turns: str) -> Iterator[BenchPrompt]:
+    # Not str.splitlines(): JSON strings may hold U+2028 and its like.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield _parse_line(line, f"{path} line {number}", f"line-{number}", turns)
+
+
+def _parse_line(line: str, where: str, default_name: str, turns: str) -> BenchPrompt:
+    try:
+        entry: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{where} is not JSON: {error.msg.lower()} at column {error.colno}", FORMAT_HINT
+        ) from error
+    if not isinstance(entry, dict):
+        raise InputError(f"{where} is not a JSON object", FORMAT_HINT)
+    if "turns" not in entry:
+        raise InputError(f'{where} has no "turns"', FORMAT_HINT)
+    said = entry["turns"]
+    if (
+        not isinstance(said, list)
+        or not said
+        or not all(isinstance(turn, str) and turn.strip() for turn in said)
+    ):
+        raise InputError(f'{where}: "turns" is not a list of texts with at least one', FORMAT_HINT)
+    scenario, name = entry.get("category", "custom"), entry.get("question_id", default_name)
+    if not isinstance(scenario, str) or not scenario.strip():
+        raise InputError(f'{where}: "category" is not a text', FORMAT_HINT)
+    return BenchPrompt(
+        " ".join(scenario.split()), " ".join(str(name).split()), tuple(said if turns == "all" else said[:1])
+    )

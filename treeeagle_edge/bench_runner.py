@@ -1,0 +1,275 @@
+"""Runs the two arms, plain and tree, in turn on the same prompts, and checks that they say the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Protocol
+
+from treeeagle_edge.bench_prompts import BenchPrompt
+from treeeagle_edge.bench_samples import (
+    PLAIN,
+    TREE,
+    BenchRun,
+    Case,
+    Divergence,
+    Limits,
+    Pace,
+    Pair,
+    Sample,
+    first_difference,
+)
+from treeeagle_edge.errors import InputError
+from treeeagle_edge.memory_watch import MemoryWatch
+from treeeagle_edge.prompt import Turn, build_messages
+from treeeagle_edge.rounds import Round
+from treeeagle_edge.sampling_params import SamplingParams
+
+WARM_UP_TOKENS = 16
+QUICK_TOKENS = (64, 48, 32, 24, 16)
+QUICK_REPETITIONS = 3
+
+
+class BenchEngine(Protocol):
+    """What the bench needs of the engine."""
+
+    @property
+    def context(self) -> int:
+        """Longest prompt and answer together, in tokens."""
+
+    @property
+    def has_head(self) -> bool:
+        """Whether there is a tree arm."""
+
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        speculate: bool = True,
+        reuse_prefix: bool = True,
+    ) -> Iterator[Round]:
+        """The prefill's Round, then one a verify pass."""
+
+    def tie_margin(self, ids: Sequence[int], a: int, b: int) -> float:
+        """|logit(a) - logit(b)| after `ids`."""
+
+
+class BenchTokenizer(Protocol):
+    """What the bench needs of the tokenizer."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, no special tokens added."""
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of `ids`."""
+
+    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+        """`messages` through the model's own chat template."""
+
+
+def size_quick(pace: Pace, prompt_tokens: int, prompts: int, seconds: float) -> Limits:
+    """The longest answers of which two repetitions fit in `seconds`; a third is made where it fits too.
+
+    `prompt_tokens` counts all prompts together. Where even the shortest do not fit, one repetition is made.
+    """
+    for tokens in QUICK_TOKENS:
+        if 2 * (prompt_tokens * pace.prefill_s + prompts * tokens * pace.decode_s) <= seconds:
+            return Limits(tokens, QUICK_REPETITIONS, seconds)
+    return Limits(QUICK_TOKENS[-1], 1, seconds)
+
+
+@dataclass
+class Bench:
+    """One run over a set of prompts.
+
+    The order of the arms turns round with every prompt and repetition (plain, tree, tree, plain, ...), so
+    that a machine that warms up or slows down does so to both. No prefix is reused between answers.
+    """
+
+    engine: BenchEngine
+    tokenizer: BenchTokenizer
+    prompts: Sequence[BenchPrompt]
+    params: SamplingParams
+    speculate: bool = True
+    system: str | None = None
+    raw: bool = False
+    stops: tuple[str, ...] = ()
+    watch: MemoryWatch = field(default_factory=MemoryWatch)
+    progress: Callable[[str], None] = lambda text: None
+    clock: Callable[[], float] = time.perf_counter
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Both arms, or the plain one alone where there is no head or no wish to speculate."""
+        return (PLAIN, TREE) if self.speculate and self.engine.has_head else (PLAIN,)
+
+    def case(self, prompt: BenchPrompt, turn: int = 1, answers: Sequence[str] = ()) -> Case:
+        """Render one turn (1 is the first) with the answers to the turns before it.
+
+        Raises InputError where the prompt leaves no room for an answer of two tokens.
+        """
+        ids = tuple(self.tokenizer.encode(self.rendered(prompt, turn, answers)))
+        if len(ids) + 2 > self.engine.context:
+            raise InputError(
+                f"the bench prompt {prompt.name} has {len(ids):,} tokens, "
+                f"which leaves no room for an answer in a context of {self.engine.context:,}",
+                "give a larger --context, or leave this prompt out",
+            )
+        return Case(prompt.scenario, prompt.name, turn, ids)
+
+    def rendered(self, prompt: BenchPrompt, turn: int = 1, answers: Sequence[str] = ()) -> str:
+        """The text that is sent: by the model's chat template, or as it is with `raw`."""
+        said = prompt.turns[:turn]
+        if self.raw:
+            return "".join(text for pair in zip_longest(said, answers, fillvalue="") for text in pair)
+        turns = [Turn(text, answer) for text, answer in zip_longest(said, answers)]
+        return self.tokenizer.render(build_messages(self.system, turns), add_generation_prompt=True)
+
+    def warm_up(self) -> Pace:
+        """Run each arm twice on the first prompt and time the second: the first fills caches."""
+        case = self.case(self.prompts[0])
+        params = replace(self.params, max_tokens=WARM_UP_TOKENS, stop_ids=frozenset())
+        prefill = decode = 0.0
+        for arm in self.arms:
+            self.progress(f"warm-up, {arm} arm")
+            self.answer(case, params, arm)
+            sample = self.answer(case, params, arm)
+            prefill += sample.ttft_s / sample.prompt_tokens
+            decode += sample.decode_s / max(sample.decoded, 1)
+        return Pace(prefill, decode)
+
+    def run(self, limits: Limits) -> BenchRun:
+        """Measure. Ctrl-C ends it early and keeps the complete repetitions, or what the first one has."""
+        pairs: list[Pair] = []
+        complete, done, interrupted = 0, 0, False
+        started = self.clock()
+        try:
+            for repetition in range(limits.repetitions):
+                begun = self.clock()
+                for pair in self._repetition(repetition, limits):
+                    pairs.append(pair)
+                complete, done = repetition + 1, len(pairs)
+                now = self.clock()
+                if limits.seconds is not None and (now - started) + (now - begun) > limits.seconds:
+                    break
+        except KeyboardInterrupt:
+            if not pairs:
+                raise
+            interrupted = True
+        kept = pairs[:done] if complete else pairs
+        samples = tuple(sample for pair in kept for sample in pair.samples)
+        found = [self._divergence(pair) for pair in kept] if TREE in self.arms else []
+        return BenchRun(
+            self.arms,
+            limits,
+            complete,
+            samples,
+            tuple(item for item in found if item is not None),
+            interrupted,
+        )
+
+    def _repetition(self, repetition: int, limits: Limits) -> Iterator[Pair]:
+        """Every prompt once, by both arms. A later turn follows the plain arm's answers, for both arms."""
+        params = replace(self.params, max_tokens=limits.max_tokens)
+        turn_count = sum(len(prompt.turns) for prompt in self.prompts)
+        asked = 0
+        for prompt in self.prompts:
+            answers: list[str] = []
+            for turn in range(1, len(prompt.turns) + 1):
+                case = self.case(prompt, turn, answers)
+                order = self.arms if (asked + repetition) % 2 == 0 else self.arms[::-1]
+                asked += 1
+                where = f"repetition {repetition + 1}, prompt {asked} of {turn_count}"
+                self.progress(f"{where}: {prompt.scenario}, {prompt.name}")
+                pair = Pair(case, tuple(self.answer(case, params, arm, repetition) for arm in order))
+                answers.append(self.tokenizer.decode(pair.arm(PLAIN).ids))
+                yield pair
+
+    def answer(self, case: Case, params: SamplingParams, arm: str, repetition: int = 0) -> Sample:
+        """One answer of one arm, timed. The clock stands still while the bench itself works."""
+        self.watch.reset()
+        waits: list[float] = []
+        rounds: list[Round] = []
+        ids: list[int] = []
+        stopped: int | None = None
+        stream = iter(self.engine.generate(case.ids, params, speculate=arm == TREE, reuse_prefix=False))
+        try:
+            while stopped is None and not (rounds and rounds[-1].finish_reason):
+                began = self.clock()
+                item = next(stream, None)
+                waits.append(self.clock() - began)
+                if item is None:
+                    break
+                rounds.append(item)
+                ids += item.ids
+                self.watch.note()
+                stopped = self._stop_at(ids, len(item.ids))
+        finally:
+            close = getattr(stream, "close", None)
+            if close is not None:
+                close()
+        return self._sample(case, arm, repetition, rounds, waits, ids if stopped is None else ids[:stopped])
+
+    def _stop_at(self, ids: list[int], fresh: int) -> int | None:
+        """Tokens up to the one that completes a stop string, among the last `fresh`; None without one."""
+        if not self.stops:
+            return None
+        for length in range(len(ids) - fresh + 1, len(ids) + 1):
+            text = self.tokenizer.decode(ids[:length])
+            if any(stop in text for stop in self.stops):
+                return length
+        return None
+
+    def _sample(
+        self, case: Case, arm: str, repetition: int, rounds: list[Round], waits: list[float], ids: list[int]
+    ) -> Sample:
+        passes = [item for item in rounds if item.kind != "prefill"]
+        levels = [max(item.tree.depths) if item.tree else 0 for item in passes]
+        deepest = range(1, max(levels, default=0) + 1)
+        return Sample(
+            scenario=case.scenario,
+            prompt=case.prompt,
+            turn=case.turn,
+            arm=arm,
+            repetition=repetition,
+            prompt_tokens=len(case.ids),
+            ids=tuple(ids),
+            finish_reason=rounds[-1].finish_reason or "stop",  # without one, a stop string ended it
+            ttft_s=waits[0],
+            decode_s=sum(waits[1:]),
+            rounds=len(passes),
+            drafted=sum(item.drafted for item in passes),
+            accepted=sum(item.accepted for item in passes),
+            offered=tuple(sum(level >= depth for level in levels) for depth in deepest),
+            reached=tuple(sum(item.accepted >= depth for item in passes) for depth in deepest),
+            draft_s=sum(item.draft_s for item in passes),
+            verify_s=sum(item.verify_s for item in passes),
+            sample_s=sum(item.sample_s for item in passes),
+            draft_failures=sum(item.draft_failures for item in passes),
+            peak_bytes=self.watch.peak(),
+        )
+
+    def _divergence(self, pair: Pair) -> Divergence | None:
+        """Where the answers part, with the tie margin where logits alone decide (greedy, no penalty)."""
+        plain, tree = pair.arm(PLAIN).ids, pair.arm(TREE).ids
+        token = first_difference(plain, tree)
+        if token is None:
+            return None
+        a = plain[token] if token < len(plain) else None
+        b = tree[token] if token < len(tree) else None
+        margin = None
+        if a is not None and b is not None and self.params.greedy and not self.params.uses_history:
+            margin = self.engine.tie_margin((*pair.case.ids, *plain[:token]), a, b)
+        return Divergence(
+            pair.case.scenario,
+            pair.case.prompt,
+            pair.case.turn,
+            pair.arm(TREE).repetition,
+            token,
+            a,
+            b,
+            margin,
+        )

@@ -1,0 +1,115 @@
+"""The `treeeagle` program: its commands, and how every way of ending becomes an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from treeeagle_edge import __version__
+from treeeagle_edge.cli.bench import bench_command
+from treeeagle_edge.cli.chat import chat_command
+from treeeagle_edge.cli.console import EXIT_INTERRUPT, EXIT_OK, abandon_stdout, print_error
+from treeeagle_edge.cli.profile import profile_command
+from treeeagle_edge.errors import TreeEagleError, UsageError
+
+_BadParameter: type[Exception] = typer.BadParameter
+_OptionError: Any = _BadParameter.__mro__[2]  # base of every complaint about the command line
+
+
+class Commands(TyperGroup):
+    """Says which command was meant where there is none of that name."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command named first in `args`. Raises UsageError where there is none."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            names = self.list_commands(ctx)
+            near = get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(names)}"
+            raise UsageError(f"there is no command {name}", hint)
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    name="treeeagle",
+    cls=Commands,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"treeeagle {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave."),
+    ] = False,
+) -> None:
+    """Chat with a local model, answered sooner by tree speculative decoding, in exactly the words of plain decoding."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+app.command("chat")(chat_command)
+app.command("profile")(profile_command)
+app.command("bench")(bench_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program with `arguments` (default: those of the process). Returns the exit code: 0 fine, 1 the person's
+    input, 2 usage, 3 this machine cannot run it, 130 interrupted.
+    """
+    with contextlib.suppress(AttributeError):  # a stream that is no text file has nothing to set
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a person's locale may lack a character
+    try:
+        code = app(
+            args=None if arguments is None else list(arguments), prog_name="treeeagle", standalone_mode=False
+        )
+        sys.stdout.flush()
+        return code if isinstance(code, int) else EXIT_OK
+    except TreeEagleError as error:
+        print_error(error)
+        return error.exit_code
+    except _OptionError as error:
+        complaint = _as_usage_error(error)
+        print_error(complaint)
+        return complaint.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPT
+    except BrokenPipeError:
+        abandon_stdout()
+        return EXIT_OK
+
+
+def _as_usage_error(error: Any) -> UsageError:
+    """A complaint of the option parser in our own words: lower case, one sentence, and a hint."""
+    command = error.ctx.command_path if getattr(error, "ctx", None) else "treeeagle"
+    option = getattr(error, "option_name", None)
+    near = getattr(error, "possibilities", None)
+    hint = f"{command} --help lists the options"
+    if near:
+        return UsageError(f"there is no option {option}", f"did you mean {' or '.join(sorted(near))}? {hint}")
+    message = " ".join(error.format_message().split()).rstrip(".")
+    if message.startswith("No such option"):
+        return UsageError(f"there is no option {option}", hint)
+    if message.startswith("Got unexpected extra argument") and command.endswith("chat"):
+        return UsageError(message[0].lower() + message[1:], 'a prompt goes behind -p: treeeagle chat -p "…"')
+    return UsageError(message[0].lower() + message[1:], hint)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""`treeeagle chat`: a chat at the terminal, or one answer for `-p` and pipes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from treeeagle_edge.cli import options as shared
+from treeeagle_edge.cli.console import EXIT_INTERRUPT, EXIT_OK, is_terminal, note, progress_line, say
+from treeeagle_edge.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from treeeagle_edge.cli.conversation import Conversation
+    from treeeagle_edge.settings import RunSettings
+
+PromptOption = Annotated[
+    str | None,
+    typer.Option("--prompt", "-p", metavar="TEXT", help="Answer this and leave; piped text follows it."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")]
+MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Render Markdown on a terminal.")]
+ContinueOption = Annotated[bool, typer.Option("--continue", "-c", help="Go on with the last conversation.")]
+NoHistoryOption = Annotated[bool, typer.Option("--no-history", help="Save nothing of this chat.")]
+
+
+@dataclass(frozen=True)
+class _Wishes:
+    """The options of chat that are neither about the model nor about sampling."""
+
+    system: str | None
+    raw: bool
+    show_prompt: bool
+    stops: tuple[str, ...]
+    json: bool
+    markdown: bool
+    resume: Path | None  # the conversation to go on with
+    history: bool
+
+
+def chat_command(
+    prompt: PromptOption = None,
+    json_: JsonOption = False,
+    markdown: MarkdownOption = False,
+    continue_: ContinueOption = False,
+    no_history: NoHistoryOption = False,
+    system: shared.SystemOption = None,
+    raw: shared.RawOption = False,
+    show_prompt: shared.ShowPromptOption = False,
+    model: shared.ModelOption = None,
+    head: shared.HeadOption = None,
+    bits: shared.BitsOption = None,
+    device: shared.DeviceOption = None,
+    profile: shared.ProfileOption = None,
+    context: shared.ContextOption = None,
+    threads: shared.ThreadsOption = None,
+    no_spec: shared.NoSpecOption = False,
+    depth: shared.DepthOption = None,
+    branching: shared.BranchingOption = None,
+    nodes: shared.NodesOption = None,
+    exact: shared.ExactOption = False,
+    temperature: shared.TemperatureOption = None,
+    top_p: shared.TopPOption = None,
+    top_k: shared.TopKOption = None,
+    min_p: shared.MinPOption = None,
+    repetition_penalty: shared.RepetitionOption = None,
+    presence_penalty: shared.PresenceOption = None,
+    frequency_penalty: shared.FrequencyOption = None,
+    seed: shared.SeedOption = None,
+    max_tokens: shared.MaxTokensOption = None,
+    stop: shared.StopOption = None,
+) -> None:
+    """Chat at the terminal, or answer once with -p or piped text. Answers go to stdout, all else to stderr."""
+    choices = shared.SamplingChoices(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        max_tokens=max_tokens,
+    )
+    settings = shared.run_settings(
+        model=model,
+        head=head,
+        bits=bits,
+        device=device,
+        profile=profile,
+        context=context,
+        threads=threads,
+        no_spec=no_spec,
+        depth=depth,
+        branching=branching,
+        nodes=nodes,
+        exact=exact,
+    )
+    if raw and system:
+        raise UsageError(
+            "--system has no place in --raw, which sends the text as it is", "leave one of them out"
+        )
+    if json_ and markdown:
+        raise UsageError("--json and --markdown exclude each other", "leave one of them out")
+    text = _one_shot_text(prompt, raw=raw)  # None: a chat
+    if text is None and json_:
+        raise UsageError("--json needs a prompt", 'give one with -p "…", or pipe text in')
+    wishes = _read_wishes(system, raw, show_prompt, stop, json_, markdown, continue_, no_history)
+    conversation = _start(settings, choices, wishes)
+    raise typer.Exit(
+        _chat(conversation, wishes) if text is None else _answer_once(conversation, wishes, text)
+    )
+
+
+def _read_wishes(
+    system: str | None,
+    raw: bool,
+    show_prompt: bool,
+    stop: list[str] | None,
+    json_: bool,
+    markdown: bool,
+    continue_: bool,
+    no_history: bool,
+) -> _Wishes:
+    """Look at files now: what is wrong with them should not wait for a model to load."""
+    from treeeagle_edge.cli.conversation import system_prompt
+    from treeeagle_edge.history import last_session_path, load_session
+
+    resume = last_session_path() if continue_ else None
+    if resume is not None:
+        load_session(resume)
+    return _Wishes(
+        system=system_prompt(system),
+        raw=raw,
+        show_prompt=show_prompt,
+        stops=shared.stop_strings(stop),
+        json=json_,
+        markdown=markdown,
+        resume=resume,
+        history=not no_history,
+    )
+
+
+def _one_shot_text(prompt: str | None, *, raw: bool) -> str | None:
+    """The prompt of a one-shot answer: `-p`, a blank line, what is piped in. None where a person sits at both ends.
+
+    Raises InputError where there is nothing to answer.
+    """
+    typing = is_terminal(sys.stdin)
+    if prompt is None and typing and is_terminal(sys.stdout):
+        return None
+    if prompt is None and typing:
+        note("reading the prompt from the terminal; Ctrl-D on an empty line ends it")
+    piped = "" if typing and prompt is not None else _piped(raw=raw)
+    parts = [part for part in (prompt or "", piped) if part.strip()]
+    if not parts:
+        raise InputError("the prompt is empty", 'give one with -p "…", or pipe text in')
+    return "\n\n".join(parts)
+
+
+def _piped(*, raw: bool) -> str:
+    """All of stdin. Its last line end belongs to the shell, not to the prompt, unless the text is sent raw."""
+    if sys.stdin is None or sys.stdin.closed:
+        return ""
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise InputError(
+            "the piped text is not UTF-8", "convert it first, for example with iconv"
+        ) from problem
+    return text if raw else text.rstrip("\r\n")
+
+
+def _start(settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wishes) -> Conversation:
+    """Load the runtime, with progress on stderr, and set up the conversation."""
+    from treeeagle_edge.cli.conversation import Conversation
+    from treeeagle_edge.history import Autosave, new_session_path
+    from treeeagle_edge.session import Session
+
+    with progress_line() as progress:
+        progress("loading …")
+        from treeeagle_edge.runtime import load_runtime
+
+        runtime = load_runtime(settings, progress=progress)
+    raw = wishes.raw or not runtime.tokenizer.has_chat_template
+    session = Session(runtime.engine, runtime.tokenizer, system=wishes.system, raw=raw, stops=wishes.stops)
+    conversation = Conversation(
+        runtime=runtime,
+        session=session,
+        choices=choices,
+        autosave=Autosave(new_session_path() if wishes.history else None),
+        speculate=settings.speculate,
+        markdown=wishes.markdown,
+        show_prompt=wishes.show_prompt,
+        silent=wishes.json,
+    )
+    if wishes.resume is not None:
+        conversation.load(wishes.resume, keep_file=True)
+        session.system = wishes.system or session.system
+    if raw and not wishes.raw:
+        note("this model has no chat template: each message is sent as it is")
+    return conversation
+
+
+def _chat(conversation: Conversation, wishes: _Wishes) -> int:
+    from treeeagle_edge.cli.line_input import choose_input
+    from treeeagle_edge.cli.repl import run_repl
+
+    if conversation.session.turns:
+        count = len(conversation.session.turns)
+        say(f"going on after {count} message{'' if count == 1 else 's'}")
+    return run_repl(conversation, choose_input(remember=wishes.history))
+
+
+def _answer_once(conversation: Conversation, wishes: _Wishes, text: str) -> int:
+    """One answer on stdout. Returns 130 where Ctrl-C cut it short, else 0."""
+    from treeeagle_edge.answer import answer_json
+
+    conversation.show_header()
+    answer = conversation.answer(text)
+    if wishes.json:
+        runtime = conversation.runtime
+        content = answer_json(
+            answer, model=runtime.model_name, head=runtime.head_name, device=runtime.device, bits=runtime.bits
+        )
+        print(json.dumps(content, ensure_ascii=False), flush=True)
+    return EXIT_INTERRUPT if answer.finish_reason == "interrupt" else EXIT_OK

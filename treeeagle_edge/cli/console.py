@@ -1,0 +1,90 @@
+"""The one place that talks to the person: notes, errors and progress on stderr, and who may use escape codes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+from treeeagle_edge.errors import TreeEagleError
+
+EXIT_OK = 0
+EXIT_INTERRUPT = 130
+STYLES = {"dim": "2", "bold": "1", "red": "31", "yellow": "33", "green": "32"}
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """True where a person reads or types; False for pipes, files and closed streams."""
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+def may_style(stream: TextIO | None) -> bool:
+    """True where escape codes are welcome: a terminal that is not dumb, and NO_COLOR (no-color.org) not set."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def styled(text: str, style: str, stream: TextIO | None) -> str:
+    """`text` in one of STYLES where `stream` may carry escape codes, else `text` itself."""
+    return f"\033[{STYLES[style]}m{text}\033[0m" if may_style(stream) else text
+
+
+def say(text: str = "", *, style: str | None = None) -> None:
+    """One line of talk on stderr. A stderr that went away is no reason to stop answering."""
+    with contextlib.suppress(BrokenPipeError):
+        print(styled(text, style, sys.stderr) if style else text, file=sys.stderr, flush=True)
+
+
+def note(text: str) -> None:
+    """A sentence the person should read, on stderr."""
+    say(f"note: {text}", style="yellow")
+
+
+def print_error(error: TreeEagleError) -> None:
+    """`error: …` and, where there is one, ` hint: …`, on stderr."""
+    say(styled("error:", "red", sys.stderr) + f" {error.message}")
+    if error.hint:
+        say(f" hint: {error.hint}")
+
+
+@contextlib.contextmanager
+def progress_line() -> Iterator[ProgressLine]:
+    """A line on stderr that is rewritten while something loads, and gone afterwards."""
+    line = ProgressLine()
+    try:
+        yield line
+    finally:
+        line.clear()
+
+
+class ProgressLine:
+    """Shows the latest message: in place on a terminal, one line for each new message elsewhere."""
+
+    def __init__(self) -> None:
+        self._in_place = may_style(sys.stderr)
+        self._shown = ""
+
+    def __call__(self, message: str) -> None:
+        """Replace the message; the same message twice is shown once."""
+        if message == self._shown:
+            return
+        self._shown = message
+        if self._in_place:
+            with contextlib.suppress(BrokenPipeError):
+                print(f"\r\033[K{message}", end="", file=sys.stderr, flush=True)
+        else:
+            say(message)
+
+    def clear(self) -> None:
+        """Remove the line from a terminal; what went into a file or pipe stays."""
+        if self._in_place and self._shown:
+            with contextlib.suppress(BrokenPipeError):
+                print("\r\033[K", end="", file=sys.stderr, flush=True)
+        self._shown = ""
+
+
+def abandon_stdout() -> None:
+    """After a reader such as `head` closed the pipe: send the rest nowhere, so that the exit is quiet."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

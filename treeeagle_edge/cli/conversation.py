@@ -1,0 +1,193 @@
+"""A chat as the commands see it: the runtime, the session, and what the person chose for it."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import closing
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treeeagle_edge.answer import Answer
+from treeeagle_edge.cli.console import note, say
+from treeeagle_edge.cli.interrupt import Interrupts
+from treeeagle_edge.cli.options import SamplingChoices
+from treeeagle_edge.cli.printer import Printer, choose_printer
+from treeeagle_edge.cli.stats import resident_bytes, speculation_advice, stats_line
+from treeeagle_edge.errors import InputError
+from treeeagle_edge.history import Autosave, SavedSession, load_session, new_session_path
+from treeeagle_edge.rounds import TreeShape
+from treeeagle_edge.sampling_params import SamplingParams
+from treeeagle_edge.session import Session
+
+if TYPE_CHECKING:
+    from treeeagle_edge.generation_defaults import GenerationDefaults
+    from treeeagle_edge.runtime import Runtime
+
+GB = 10**9
+TEMPERATURE = 0.7  # where the model recommends none
+TOP_P = 0.95
+
+
+@dataclass
+class Conversation:
+    """Everything that a slash command may look at or change."""
+
+    runtime: Runtime
+    session: Session
+    choices: SamplingChoices
+    autosave: Autosave
+    speculate: bool = True
+    tree: TreeShape | None = None  # None: as planned
+    markdown: bool = False
+    show_prompt: bool = False
+    show_stats: bool = True
+    silent: bool = False
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    advised: bool = False
+
+    def params(self) -> SamplingParams:
+        """Sampling for the next answer: what was chosen, over what the model recommends. A seed not chosen is drawn."""
+        return self.choices.resolve(
+            sampling_defaults(self.runtime.generation, self.runtime.tokenizer.stop_ids)
+        )
+
+    def answer(self, text: str) -> Answer:
+        """Ask, stream the answer to stdout, then save and show the stats. Raises InputError, with nothing lost."""
+        with self.interrupts.watch():
+            return self._answer(text, self.params())
+
+    def _answer(self, text: str, params: SamplingParams) -> Answer:
+        if self.show_prompt:
+            say(self.session.prompt(text, params).text)
+        forgotten = self.session.forgotten
+        answer = self._stream(text, params, choose_printer(markdown=self.markdown, silent=self.silent))
+        self.save()
+        if self.session.forgotten > forgotten:
+            count = self.session.forgotten
+            note(
+                f"the context is full: the first {count} message{'s are' if count > 1 else ' is'} no longer sent; "
+                "the system prompt is kept"
+            )
+        if self.show_stats:
+            self._show_stats(answer)
+        return answer
+
+    def retry(self) -> Answer:
+        """Ask the last message again. Raises InputError where there is none; a failure keeps the old answer."""
+        turn = self.session.undo()
+        if turn is None:
+            raise InputError("there is no message to try again", "write one first")
+        if self.params().greedy:
+            note("temperature is 0, so the answer stays the same; /set temperature 0.7 varies it")
+        elif self.choices.seed is not None:
+            note("the seed is fixed, so the answer stays the same; /set seed default draws a new one")
+        left = len(self.session.turns)
+        try:
+            return self.answer(turn.user)
+        finally:
+            if len(self.session.turns) == left:  # no new answer came of it
+                self.session.turns.append(turn)
+
+    def save(self) -> None:
+        """Write the conversation to its own file, where history is on."""
+        warning = self.autosave.save(self.saved())
+        if warning:
+            note(warning)
+
+    def saved(self) -> SavedSession:
+        """The conversation as a file holds it."""
+        chosen = {item.name: getattr(self.choices, item.name) for item in fields(self.choices)}
+        settings: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+        return SavedSession(self.runtime.model_name, tuple(self.session.turns), self.session.system, settings)
+
+    def load(self, path: Path, *, keep_file: bool) -> None:
+        """Replace the conversation by the one in `path`; saves go there where `keep_file`, else to a new file.
+
+        Raises InputError for a file that is no session; the conversation is then as before.
+        """
+        saved = load_session(path)
+        self.session.clear()
+        self.session.turns = saved.turns_for(self.runtime.model_name)
+        self.session.system = saved.system
+        if saved.model != self.runtime.model_name:
+            note(f"that chat was held with {saved.model}; it is read again by {self.runtime.model_name}")
+        self.save_elsewhere(path if keep_file else None)
+
+    def save_elsewhere(self, path: Path | None = None) -> None:
+        """Begin another file, so that the one so far stays as it is."""
+        if self.autosave.path is not None:
+            self.autosave = Autosave(path or new_session_path())
+
+    def header(self) -> str:
+        """One line: model, bits, head, device, context, plan."""
+        runtime = self.runtime
+        plan = f"plan {runtime.plan.total / GB:.2f} of {runtime.plan.budget / GB:.1f} GB"
+        head = f"head {runtime.head_name}" if runtime.head_name else "no head"
+        parts = (runtime.model_name, f"{runtime.bits}-bit", head, runtime.device_label)
+        return " · ".join((*parts, f"context {runtime.context:,}", plan))
+
+    def show_header(self) -> None:
+        """Say what runs, on which device and why, and what the person should know."""
+        say(self.header())
+        say(f"runs on {self.runtime.device_why}", style="dim")
+        for sentence in self.runtime.notes:
+            note(sentence)
+
+    def _stream(self, text: str, params: SamplingParams, printer: Printer) -> Answer:
+        pieces = self.session.ask(
+            text,
+            params,
+            speculate=self.speculate,
+            tree=self.tree,
+            stop_requested=lambda: self.interrupts.requested,
+        )
+        with closing(pieces):
+            for piece in pieces:
+                if isinstance(piece, Answer):
+                    printer.finish()
+                    return piece
+                printer.write(piece)
+        raise AssertionError("a session ends with an answer")
+
+    def _show_stats(self, answer: Answer) -> None:
+        line = stats_line(
+            answer,
+            context_used=self.session.context_used,
+            context=self.runtime.context,
+            memory=resident_bytes(),
+        )
+        say(line, style="dim")
+        advice = None if self.advised else speculation_advice(self.session.totals)
+        if advice:
+            self.advised = True
+            note(advice)
+
+
+def sampling_defaults(generation: GenerationDefaults, stop_ids: frozenset[int]) -> SamplingParams:
+    """What the model recommends, else temperature 0.7 and top-p 0.95; a seed is drawn from the system."""
+    return SamplingParams(
+        temperature=TEMPERATURE if generation.temperature is None else generation.temperature,
+        top_p=TOP_P if generation.top_p is None else generation.top_p,
+        top_k=generation.top_k or 0,
+        seed=secrets.randbits(63),
+        stop_ids=stop_ids | generation.stop_ids,
+    )
+
+
+def system_prompt(given: str | None) -> str | None:
+    """The text of `--system`, read from a file where it is @FILE. Raises InputError for a file that cannot be read."""
+    if given is None or not given.startswith("@"):
+        return given or None
+    return read_text(Path(given[1:])).strip() or None
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 text file. Raises InputError that says what is wrong with it."""
+    try:
+        return path.expanduser().read_text(encoding="utf-8")
+    except UnicodeDecodeError as problem:
+        raise InputError(f"{path} is not UTF-8 text", "give a text file") from problem
+    except (OSError, ValueError) as problem:
+        reason = getattr(problem, "strerror", None) or problem
+        raise InputError(f"{path} cannot be read: {reason}", "check the path") from problem

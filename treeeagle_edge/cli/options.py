@@ -1,0 +1,188 @@
+"""The options that chat and bench share, declared once; and what they mean as `RunSettings` and `SamplingParams`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+import typer
+
+from treeeagle_edge.errors import UsageError
+from treeeagle_edge.rounds import TreeShape
+from treeeagle_edge.sampling_params import SamplingParams
+from treeeagle_edge.settings import RunSettings
+
+BITS = (4, 8, 16, 32)
+
+# What runs, and where.
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model", "-m", metavar="MODEL", help="A name, a folder, a .gguf file, or org/name of the hub."
+    ),
+]
+HeadOption = Annotated[
+    str | None,
+    typer.Option("--head", metavar="HEAD", help="The EAGLE-3 head: a name, a folder, or org/name."),
+]
+BitsOption = Annotated[
+    int | None,
+    typer.Option("--bits", metavar="4|8|16|32", help="Weights: 4, 8, 16 (bf16 or fp16) or 32 (fp32)."),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N. Chosen by itself if not given."),
+]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option("--profile", metavar="FILE|NAME", help="A shipped memory profile or a YAML file."),
+]
+ContextOption = Annotated[
+    int | None, typer.Option("--context", metavar="TOKENS", help="Context to plan memory for.")
+]
+ThreadsOption = Annotated[int | None, typer.Option("--threads", metavar="N", help="CPU threads.")]
+
+# How it drafts.
+NoSpecOption = Annotated[bool, typer.Option("--no-spec", help="Decode plainly, without the head.")]
+DepthOption = Annotated[int | None, typer.Option("--depth", metavar="N", help="Levels of drafted tokens.")]
+BranchingOption = Annotated[
+    int | None,
+    typer.Option("--branching", metavar="N", help="Nodes expanded a level, and children scored for each."),
+]
+NodesOption = Annotated[
+    int | None,
+    typer.Option("--nodes", metavar="N", help="Nodes of the tree, root not counted. 0: chosen for you."),
+]
+ExactOption = Annotated[
+    bool, typer.Option("--exact", help="Same bits as plain decoding, at some cost in speed.")
+]
+
+# How a token is chosen, and when an answer ends.
+TemperatureOption = Annotated[
+    float | None,
+    typer.Option("--temperature", metavar="T", help="0 is greedy. [default: the model's, else 0.7]"),
+]
+TopPOption = Annotated[
+    float | None,
+    typer.Option("--top-p", metavar="P", help="Smallest set of this mass. [default: the model's, else 0.95]"),
+]
+TopKOption = Annotated[
+    int | None, typer.Option("--top-k", metavar="K", help="Only the K likeliest. 0 is off.")
+]
+MinPOption = Annotated[
+    float | None, typer.Option("--min-p", metavar="P", help="Drop below P times the likeliest. 0 is off.")
+]
+RepetitionOption = Annotated[
+    float | None, typer.Option("--repetition-penalty", metavar="X", help="Over prompt and answer. 1 is off.")
+]
+PresenceOption = Annotated[
+    float | None, typer.Option("--presence-penalty", metavar="X", help="Over the answer, -2 to 2. 0 is off.")
+]
+FrequencyOption = Annotated[
+    float | None, typer.Option("--frequency-penalty", metavar="X", help="Over the answer, -2 to 2. 0 is off.")
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option("--seed", metavar="N", help="Same seed, same text. [default: drawn and reported]"),
+]
+MaxTokensOption = Annotated[
+    int | None, typer.Option("--max-tokens", metavar="N", help="Longest answer. [default: up to the context]")
+]
+StopOption = Annotated[
+    list[str] | None,
+    typer.Option("--stop", metavar="TEXT", help="End the answer before this text. May be repeated."),
+]
+
+# What is sent.
+SystemOption = Annotated[
+    str | None,
+    typer.Option("--system", metavar="TEXT|@FILE", help="System prompt, or @FILE to read it from a file."),
+]
+RawOption = Annotated[bool, typer.Option("--raw", help="Send the text as it is, without a chat template.")]
+ShowPromptOption = Annotated[
+    bool, typer.Option("--show-prompt", help="Show the rendered prompt, template included.")
+]
+
+
+def run_settings(
+    *,
+    model: str | None = None,
+    head: str | None = None,
+    bits: int | None = None,
+    device: str | None = None,
+    profile: str | None = None,
+    context: int | None = None,
+    threads: int | None = None,
+    no_spec: bool = False,
+    depth: int | None = None,
+    branching: int | None = None,
+    nodes: int | None = None,
+    exact: bool = False,
+) -> RunSettings:
+    """Check the options that choose model, machine and tree; None stays "let the profile decide".
+
+    Raises UsageError, naming the allowed values, before anything heavy is imported.
+    """
+    if bits is not None and bits not in BITS:
+        raise UsageError(f"--bits is {bits}, which is not a width we run", "use 4, 8, 16 or 32")
+    for name, value in (("context", context), ("threads", threads)):
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} is {value}, which is out of range", "use 1 or more")
+    nodes = nodes or None  # 0 hands the choice to the profile
+    given = {"depth": depth, "branching": branching, "nodes": nodes}
+    TreeShape(**{name: value for name, value in given.items() if value is not None})  # checks the ranges
+    return RunSettings(
+        model=model,
+        head=head,
+        bits=bits,
+        device=device,
+        profile=profile,
+        context=context,
+        threads=threads,
+        speculate=not no_spec,
+        depth=depth,
+        branching=branching,
+        nodes=nodes,
+        exact=exact,
+    )
+
+
+@dataclass(frozen=True)
+class SamplingChoices:
+    """The sampling options as the person gave them; None means "the default of the model"."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        self.resolve(SamplingParams())  # a value out of range is refused before a model is loaded
+
+    def resolve(self, defaults: SamplingParams) -> SamplingParams:
+        """The given options over `defaults`; what cannot be given here (bias, bans, stop ids) comes from `defaults`.
+
+        Raises UsageError with the allowed range.
+        """
+        merged = {item.name: getattr(defaults, item.name) for item in fields(defaults)}
+        merged.update(
+            {item.name: getattr(self, item.name) for item in fields(self) if self._given(item.name)}
+        )
+        return SamplingParams(**merged)
+
+    def _given(self, name: str) -> bool:
+        return getattr(self, name) is not None
+
+
+def stop_strings(given: Sequence[str] | None) -> tuple[str, ...]:
+    """The stop strings in the order given. Raises UsageError for an empty one, which would end every answer."""
+    stops = tuple(given or ())
+    if "" in stops:
+        raise UsageError("--stop is empty, which would end every answer at once", "give the text to stop at")
+    return stops

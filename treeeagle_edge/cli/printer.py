@@ -1,0 +1,94 @@
+"""How the pieces of an answer reach stdout: as they come, rendered block by block, or not at all."""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol
+
+from treeeagle_edge.cli.console import is_terminal, may_style
+
+FENCES = ("```", "~~~")
+
+
+class Printer(Protocol):
+    """Takes pieces of text and, in the end, knows that there are no more."""
+
+    def write(self, piece: str) -> None:
+        """Show a piece now or later."""
+
+    def finish(self) -> None:
+        """Show what is left and end the line."""
+
+
+class PlainPrinter:
+    """Text as it comes. On a terminal, a model cannot send escape codes."""
+
+    def __init__(self) -> None:
+        self._ends_line = False
+        self._terminal = is_terminal(sys.stdout)
+
+    def write(self, piece: str) -> None:
+        """Show `piece` at once."""
+        sys.stdout.write(piece.replace("\033", "␛") if self._terminal else piece)
+        sys.stdout.flush()
+        self._ends_line = piece.endswith("\n")
+
+    def finish(self) -> None:
+        """End the last line."""
+        if not self._ends_line:
+            sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+class MarkdownPrinter:
+    """Renders each block once it is complete, so that an answer still streams."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(file=sys.stdout, highlight=False)
+        self._block: list[str] = []
+        self._line = ""
+        self._fenced = False
+
+    def write(self, piece: str) -> None:
+        """Show the blocks that `piece` completes."""
+        *lines, self._line = (self._line + piece).split("\n")
+        for line in lines:
+            if line.lstrip().startswith(FENCES):
+                self._fenced = not self._fenced
+            self._block.append(line)
+            if not line.strip() and not self._fenced:
+                self._show()
+
+    def finish(self) -> None:
+        """Show the last block."""
+        self._block.append(self._line)
+        self._line, self._fenced = "", False
+        self._show()
+
+    def _show(self) -> None:
+        from rich.markdown import Markdown
+
+        text = "\n".join(self._block).replace("\033", "␛")
+        self._block.clear()
+        if text.strip():
+            self._console.print(Markdown(text))
+            sys.stdout.flush()
+
+
+class SilentPrinter:
+    """Shows nothing: the answer comes as one object afterwards."""
+
+    def write(self, piece: str) -> None:
+        """Drop `piece`."""
+
+    def finish(self) -> None:
+        """Nothing is left."""
+
+
+def choose_printer(*, markdown: bool, silent: bool = False) -> Printer:
+    """Markdown is rendered only where stdout may carry escape codes."""
+    if silent:
+        return SilentPrinter()
+    return MarkdownPrinter() if markdown and may_style(sys.stdout) else PlainPrinter()

@@ -1,0 +1,65 @@
+"""`treeeagle profile`: will this model, with this context, run here, and how fast? Asked before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from treeeagle_edge.cli.console import progress_line
+from treeeagle_edge.cli.options import (
+    BitsOption,
+    ContextOption,
+    DeviceOption,
+    HeadOption,
+    ModelOption,
+    ProfileOption,
+    run_settings,
+)
+from treeeagle_edge.errors import CannotRunError, InputError
+
+GpuMemoryOption = Annotated[
+    float | None,
+    typer.Option("--gpu-memory", metavar="GB", help="Plan for a card with this much memory, here or not."),
+]
+FastOption = Annotated[bool, typer.Option("--fast", help="Skip what computes: layers, kernels, bandwidth.")]
+SaveOption = Annotated[
+    Path | None, typer.Option("--save", metavar="FILE", help="Also write the report as JSON.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")]
+
+
+def profile_command(
+    model: ModelOption = None,
+    head: HeadOption = None,
+    context: ContextOption = None,
+    bits: BitsOption = None,
+    device: DeviceOption = None,
+    profile: ProfileOption = None,
+    gpu_memory: GpuMemoryOption = None,
+    fast: FastOption = False,
+    save: SaveOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Check this machine, plan the memory, and say what will run and how fast. Loads no model."""
+    settings = run_settings(
+        model=model, head=head, bits=bits, device=device, profile=profile, context=context
+    )
+    from treeeagle_edge.profile_output import report_json, report_lines
+    from treeeagle_edge.profile_report import build_report
+
+    with progress_line() as progress:
+        report = build_report(settings, gpu_memory=gpu_memory, fast=fast, progress=progress)
+    as_json = report_json(report)
+    if save is not None:
+        try:
+            save.write_text(as_json + "\n", encoding="utf-8")
+        except OSError as error:
+            reason = (error.strerror or "unknown reason").lower()
+            raise InputError(
+                f"the report cannot be written to {save}: {reason}", "choose another file"
+            ) from error
+    print(as_json if json_output else "\n".join(report_lines(report)))
+    if not report.verdict.can_run:
+        raise typer.Exit(CannotRunError.exit_code)

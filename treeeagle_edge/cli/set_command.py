@@ -1,0 +1,104 @@
+"""`/set`: what may be changed while chatting, with its range."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any
+
+from treeeagle_edge.cli.conversation import Conversation
+from treeeagle_edge.errors import UsageError
+
+NUMBERS: dict[str, type] = {
+    "temperature": float,
+    "top-k": int,
+    "top-p": float,
+    "min-p": float,
+    "repetition-penalty": float,
+    "presence-penalty": float,
+    "frequency-penalty": float,
+    "seed": int,
+    "max-tokens": int,
+}
+SHAPE = ("nodes", "depth", "branching")
+SWITCHES = ("spec",)
+NAMES = (*NUMBERS, *SHAPE, *SWITCHES)
+
+
+def setting_lines(conversation: Conversation) -> list[str]:
+    """Every setting and its value now."""
+    params = conversation.params()
+    rows: list[tuple[str, str]] = []
+    for name in NUMBERS:
+        field = name.replace("-", "_")
+        value = getattr(params, field)
+        chosen = getattr(conversation.choices, field) is not None
+        if name == "seed" and not chosen:
+            shown = "drawn for each answer"
+        else:
+            shown = (
+                "up to the context"
+                if value is None
+                else f"{value:g}"
+                if isinstance(value, float)
+                else str(value)
+            )
+        rows.append((name, shown if chosen else f"{shown} (default)"))
+    tree = conversation.tree or conversation.runtime.tree
+    if tree is not None:
+        rows += [(name, str(getattr(tree, name))) for name in SHAPE]
+    rows.append(("spec", "on" if conversation.speculate and tree is not None else "off"))
+    width = max(len(name) for name, _ in rows)
+    return [f"  {name:<{width}}  {value}" for name, value in rows]
+
+
+def change_setting(conversation: Conversation, argument: str) -> str:
+    """Change one setting, `NAME VALUE`; VALUE `default` takes the choice back. Returns the sentence to show.
+
+    Raises UsageError for an unknown name, a missing value and a value out of range, which it names.
+    """
+    name, _, value = argument.replace("=", " ", 1).partition(" ")
+    name, value = name.lower().replace("_", "-"), value.strip()
+    if name not in NAMES:
+        near = get_close_matches(name, NAMES, n=1)
+        guess = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(f"there is no setting {name}", f"{guess}/set lists them")
+    if not value:
+        raise UsageError(f"a value for {name} is missing", f"use /set {name} VALUE, or /set to list all")
+    if name in SWITCHES:
+        _switch(conversation, value)
+    elif name in SHAPE:
+        _reshape(conversation, name, value)
+    else:
+        parsed = None if value == "default" else _number(name, value)
+        conversation.choices = replace(conversation.choices, **{name.replace("-", "_"): parsed})
+    return f"{name} is {value}"
+
+
+def _switch(conversation: Conversation, value: str) -> None:
+    if value not in ("on", "off"):
+        raise UsageError(f"spec is {value!r}, which is no switch", "use /set spec on or /set spec off")
+    if value == "on" and conversation.runtime.tree is None:
+        raise UsageError("there is no head to draft with", "start with --head, and without --no-spec")
+    conversation.speculate = value == "on"
+
+
+def _reshape(conversation: Conversation, name: str, value: str) -> None:
+    planned = conversation.runtime.tree
+    if planned is None:
+        raise UsageError(f"{name} shapes a tree, and there is no head to draft one", "start with --head")
+    number = getattr(planned, name) if value == "default" else _number(name, value)
+    shape = replace(conversation.tree or planned, **{name: number})
+    conversation.runtime.engine.check_shape(shape)  # slots were reserved when memory was planned
+    conversation.tree = shape
+
+
+def _number(name: str, value: str) -> Any:
+    kind = NUMBERS.get(name, int)
+    try:
+        return kind(value)
+    except ValueError as problem:
+        what = "a whole number" if kind is int else "a number"
+        raise UsageError(
+            f"{name} is {value!r}, which is not {what}", f"use /set {name} followed by {what}"
+        ) from problem

@@ -1,0 +1,237 @@
+"""The slash commands: one table that dispatch, `/help` and completion read."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from treeeagle_edge.cli.console import say
+from treeeagle_edge.cli.conversation import Conversation, read_text, system_prompt
+from treeeagle_edge.cli.set_command import change_setting, setting_lines
+from treeeagle_edge.cli.stats import totals_lines
+from treeeagle_edge.cli.tree_view import draw_round
+from treeeagle_edge.errors import InputError, UsageError
+from treeeagle_edge.history import load_session, save_session
+
+KEYS = (
+    ("//text", "send a message that begins with a slash"),
+    ('"""', "begin and end a message of several lines"),
+    ("Alt-Enter, Ctrl-J", "a new line in the message"),
+    ("Ctrl-G", "write the message in $EDITOR"),
+    ("Ctrl-C", "stop the answer; twice within a second leaves"),
+    ("Ctrl-D", "leave, on an empty line"),
+)
+
+
+class LeaveChat(Exception):
+    """The person wants to go."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One slash command. `run` gets the conversation and the text after the name, stripped."""
+
+    name: str
+    argument: str
+    help: str
+    run: Callable[[Conversation, str], None]
+    aliases: tuple[str, ...] = ()
+    takes_path: bool = False
+
+    @property
+    def usage(self) -> str:
+        """As `/help` shows it."""
+        names = ", ".join(f"/{alias}" for alias in self.aliases)
+        return f"/{self.name} {self.argument}".rstrip() + (f" ({names})" if names else "")
+
+
+def run_command(conversation: Conversation, line: str) -> None:
+    """Run the command in `line`, which begins with one slash.
+
+    Raises UsageError for a command that is not in the table, what the command raises, and LeaveChat.
+    """
+    name, _, argument = line[1:].partition(" ")
+    command = by_name().get(name.lower())
+    if command is None:
+        near = get_close_matches(name.lower(), list(by_name()), n=1)
+        hint = f"did you mean /{near[0]}? " if near else ""
+        raise UsageError(
+            f"there is no command /{name}",
+            f"{hint}/help lists the commands; // sends a message that begins with a slash",
+        )
+    argument = argument.strip()
+    if argument and not command.argument:
+        raise UsageError(f"/{command.name} takes no argument", f"type /{command.name} alone")
+    command.run(conversation, argument)
+
+
+def by_name() -> dict[str, Command]:
+    """Every name and alias, without the slash, and its command."""
+    return {name: command for command in COMMANDS for name in (command.name, *command.aliases)}
+
+
+def help_lines() -> list[str]:
+    """The table as text, keys included."""
+    rows = [(command.usage, command.help) for command in COMMANDS] + list(KEYS)
+    width = max(len(left) for left, _ in rows)
+    return [f"  {left:<{width}}  {right}" for left, right in rows]
+
+
+def _help(_conversation: Conversation, _argument: str) -> None:
+    say("\n".join(help_lines()))
+
+
+def _exit(_conversation: Conversation, _argument: str) -> None:
+    raise LeaveChat
+
+
+def _clear(conversation: Conversation, _argument: str) -> None:
+    conversation.session.clear()
+    conversation.save_elsewhere()
+    say("the conversation is cleared; the system prompt stays")
+
+
+def _retry(conversation: Conversation, _argument: str) -> None:
+    conversation.retry()
+
+
+def _undo(conversation: Conversation, _argument: str) -> None:
+    turn = conversation.session.undo()
+    if turn is None:
+        raise InputError("there is nothing to take back", "write a message first")
+    conversation.save()
+    first = turn.user.strip().splitlines()[0]
+    say(f"took back: {first if len(first) <= 60 else first[:59] + '…'}")
+
+
+def _system(conversation: Conversation, argument: str) -> None:
+    session = conversation.session
+    if not argument:
+        say(session.system or "there is no system prompt; /system TEXT sets one")
+        return
+    if session.raw:
+        raise UsageError("a system prompt has no place in --raw", "start without --raw to use one")
+    session.system = None if argument == "off" else system_prompt(argument)
+    say("the system prompt is removed" if session.system is None else "the system prompt is set")
+
+
+def _set(conversation: Conversation, argument: str) -> None:
+    if not argument:
+        say("\n".join(setting_lines(conversation)))
+        return
+    say(change_setting(conversation, argument))
+
+
+def _stats(conversation: Conversation, argument: str) -> None:
+    if argument in ("on", "off"):
+        conversation.show_stats = argument == "on"
+        say(f"stats are {argument}")
+    elif argument:
+        raise UsageError(f"/stats does not know {argument!r}", "use /stats, /stats on or /stats off")
+    else:
+        session = conversation.session
+        say("\n".join(totals_lines(session.answers, session.total_tokens, session.totals)))
+
+
+def _save(conversation: Conversation, argument: str) -> None:
+    path = _path(argument, "/save FILE")
+    if path.exists():
+        try:
+            load_session(path)
+        except InputError as problem:
+            raise InputError(f"{path} is there and is no saved session", "choose another name") from problem
+    try:
+        save_session(path, conversation.saved())
+    except OSError as problem:
+        raise InputError(
+            f"{path} cannot be written: {problem.strerror or problem}", "choose another place"
+        ) from problem
+    say(f"saved to {path}")
+
+
+def _load(conversation: Conversation, argument: str) -> None:
+    conversation.load(_path(argument, "/load FILE"), keep_file=False)
+    count = len(conversation.session.turns)
+    say(f"loaded {count} message{'' if count == 1 else 's'} and answer{'' if count == 1 else 's'}")
+
+
+def _read(conversation: Conversation, argument: str) -> None:
+    name, question = _first_word(argument)
+    path = _path(name, "/read FILE [TEXT]")
+    content = read_text(path).rstrip("\n")
+    if not content.strip():
+        raise InputError(f"{path} is empty", "give a file with text in it")
+    conversation.answer(f"{question}\n\n{content}" if question else content)
+
+
+def _info(conversation: Conversation, _argument: str) -> None:
+    runtime, session = conversation.runtime, conversation.session
+    tree = conversation.tree or runtime.tree
+    shape = f"depth {tree.depth}, branching {tree.branching}, nodes {tree.nodes}" if tree else "none"
+    rows = [
+        ("model", f"{runtime.model_name}, {runtime.bits}-bit"),
+        ("head", runtime.head_name or "none: decoding plainly"),
+        ("device", f"{runtime.device_label}; {runtime.device_why}"),
+        ("tree", shape if conversation.speculate else f"{shape}; speculation is off"),
+        ("context", f"{session.context_used:,} of {runtime.context:,} tokens"),
+        ("messages", f"{len(session.turns):,}, of which {session.forgotten:,} no longer fit the context"),
+        ("saved in", str(conversation.autosave.path or "nowhere: history is off")),
+    ]
+    rows += [(line.name, f"{line.nbytes / 1e9:.2f} GB {line.note}".rstrip()) for line in runtime.plan.lines]
+    rows.append(("plan", f"{runtime.plan.total / 1e9:.2f} of {runtime.plan.budget / 1e9:.2f} GB"))
+    width = max(len(name) for name, _ in rows)
+    say("\n".join(f"  {name:<{width}}  {value}" for name, value in rows))
+    say("\n".join(setting_lines(conversation)))
+
+
+def _tree(conversation: Conversation, _argument: str) -> None:
+    rounds = [step for step in conversation.session.rounds if step.kind != "prefill"]
+    if not rounds:
+        raise InputError("there is no round to draw yet", "write a message first")
+    codec = conversation.runtime.tokenizer
+    width = shutil.get_terminal_size().columns
+    lines = draw_round(
+        rounds[-1], len(rounds), lambda token: codec.decode([token], skip_special=False), width
+    )
+    say("\n".join(lines))
+
+
+def _first_word(argument: str) -> tuple[str, str]:
+    """A path, quoted where it holds spaces, and the text after it."""
+    if argument[:1] in ("'", '"'):
+        end = argument.find(argument[0], 1)
+        if end > 0:
+            return argument[: end + 1], argument[end + 1 :].strip()
+    name, _, rest = argument.partition(" ")
+    return name, rest.strip()
+
+
+def _path(argument: str, usage: str) -> Path:
+    try:
+        words = shlex.split(argument) if argument[:1] in ("'", '"') else [argument]
+    except ValueError as problem:
+        raise UsageError("the quotes around the file name do not match", f"use {usage}") from problem
+    if not words or not words[0]:
+        raise UsageError("a file name is missing", f"use {usage}")
+    return Path(words[0]).expanduser()
+
+
+COMMANDS = (
+    Command("help", "", "show this", _help),
+    Command("exit", "", "leave", _exit, aliases=("bye", "quit")),
+    Command("clear", "", "forget the conversation, keep the system prompt", _clear),
+    Command("retry", "", "ask the last message again", _retry),
+    Command("undo", "", "take back the last message and its answer", _undo),
+    Command("system", "[TEXT|@FILE|off]", "show, set or remove the system prompt", _system),
+    Command("set", "[NAME VALUE]", "show or change a setting, such as temperature, nodes or spec", _set),
+    Command("stats", "[on|off]", "totals since the start; or the line after each answer on or off", _stats),
+    Command("save", "FILE", "save the conversation as JSON", _save, takes_path=True),
+    Command("load", "FILE", "go on with a saved conversation", _load, takes_path=True),
+    Command("read", "FILE [TEXT]", "send a file, with TEXT before it", _read, takes_path=True),
+    Command("info", "", "model, device, memory plan and settings", _info),
+    Command("tree", "", "draw the last round: what was drafted, what was walked", _tree),
+)

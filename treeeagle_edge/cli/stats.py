@@ -1,0 +1,82 @@
+"""The line after an answer, the totals of /stats, and what they mean for the person."""
+
+from __future__ import annotations
+
+from treeeagle_edge.answer import ENOUGH_ROUNDS, Answer, Speculation
+
+GB = 10**9
+LOW_TOKENS_PER_ROUND = 1.3  # a head that fits its target settles about two tokens a round or more
+
+
+def resident_bytes() -> int:
+    """Memory this program holds now, in bytes."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def stats_line(answer: Answer, *, context_used: int, context: int, memory: int) -> str:
+    """One line: tokens, speed, tokens a round, time to the first token, context, memory (bytes), and how it ended."""
+    count = answer.completion_tokens
+    parts = [f"{count:,} token{'' if count == 1 else 's'}", f"{_speed(answer.tokens_per_second)} tok/s"]
+    if answer.speculation.rounds:
+        parts.append(f"{answer.speculation.tokens_per_round:.1f} tokens/round")
+    failures = answer.speculation.draft_failures
+    if failures:
+        parts.append(f"{failures} draft failure{'' if failures == 1 else 's'}")
+    parts += [
+        f"first token {answer.ttft_s:.2f} s",
+        f"context {context_used:,}/{context:,}",
+        f"memory {memory / GB:.2f} GB",
+    ]
+    if answer.finish_reason == "length":
+        parts.append("cut at the length limit")
+    elif answer.finish_reason == "interrupt":
+        parts.append("interrupted")
+    return "  " + " · ".join(parts)
+
+
+def _speed(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
+
+
+def totals_lines(answers: int, tokens: int, totals: Speculation) -> list[str]:
+    """What `/stats` shows since the start of the chat."""
+    lines = [
+        f"answers        {answers:,}",
+        f"tokens         {tokens:,}",
+        f"rounds         {totals.rounds:,}",
+        f"tokens/round   {totals.tokens_per_round:.2f}",
+        f"drafted        {totals.drafted:,} nodes",
+        f"accepted       {totals.accepted:,} nodes",
+        f"draft failures {totals.draft_failures:,}"
+        + (
+            " (rounds decoded plainly, since the head's scores were not finite)"
+            if totals.draft_failures
+            else ""
+        ),
+    ]
+    if totals.measured:
+        lines.append(f"speedup        {totals.gain:.2f}x, against the plain steps of this chat")
+    else:
+        lines.append("speedup        not measured: treeeagle bench compares both ways of decoding")
+    advice = speculation_advice(totals)
+    return [*lines, advice] if advice else lines
+
+
+def speculation_advice(totals: Speculation) -> str | None:
+    """One sentence where drafting does not pay, or accepts so little that head and model hardly belong together."""
+    if totals.tree_rounds < ENOUGH_ROUNDS:
+        return None
+    gain, low = totals.gain, totals.tokens_per_round < LOW_TOKENS_PER_ROUND
+    if gain is not None and gain < 1.0:
+        return (
+            f"speculation does not pay here: {totals.tokens_per_round:.1f} tokens/round is below break-even; "
+            "try /set nodes 4 or /set spec off"
+        )
+    if low:
+        return (
+            f"the head's drafts are seldom right ({totals.tokens_per_round:.1f} tokens/round); "
+            "was it trained for this model?"
+        )
+    return None

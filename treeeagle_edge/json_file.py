@@ -1,0 +1,27 @@
+"""Reading a JSON object from a checkpoint's directory, with errors that name the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from treeeagle_edge.errors import InputError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in `path`. Raises InputError where the file is unreadable, not JSON, or not an object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read: {error.strerror}",
+            "check the path and its permissions, or download the file again",
+        ) from error
+    except ValueError as error:
+        raise InputError(
+            f"{path} is not valid JSON", "download the file again; it may be truncated"
+        ) from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path} holds no JSON object", "download the file again")
+    return value

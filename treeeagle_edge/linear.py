@@ -1,0 +1,186 @@
+"""Matrix products with stored weights at 4, 8, 16 or 32 bits, behind one factory.
+
+On the CPU 8 bits is PyTorch's weight-only int8 product and 4 bits the NF4 of bitsandbytes (QLoRA, arXiv 2305.14314); on CUDA both
+are bitsandbytes. bitsandbytes is imported only where it is used.
+"""
+
+from __future__ import annotations
+
+import logging
+from types import ModuleType
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from treeeagle_edge.errors import CannotRunError
+
+_NF4_BLOCK = 64  # weights that share one scale
+_NF4_CPU_ROWS = 32  # output channels that the fused CPU product takes at a time
+
+
+class Linear(Protocol):
+    """y = x W^T + b for `x` [M, in] in the compute dtype; y is [M, out] in the same dtype."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored weight, its scales and its bias."""
+        ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class DenseLinear:
+    """Weights in the compute dtype."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """weight [out, in]; bias [out] or None; both in the compute dtype."""
+        self.weight = weight
+        self.bias = bias
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[M, in] -> [M, out]."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class Int8Linear:
+    """int8 weights with one scale an output channel, activations in bf16; rows of x do not influence each other's bits."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Quantise weight [out, in] of any floating dtype, symmetrically; bias [out] or None."""
+        wide = weight.float()
+        # the product takes bf16 scales: rounding them first keeps that error out of the weights
+        scales = wide.abs().amax(dim=1).div_(127.0).clamp_(min=torch.finfo(torch.float32).tiny).to(torch.bfloat16)
+        self.weight = torch.round(wide / scales[:, None].float()).clamp_(-127, 127).to(torch.int8)
+        self.scales = scales
+        self.bias = None if bias is None else bias.to(torch.bfloat16)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.weight.nbytes + self.scales.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[M, in] bf16 -> [M, out] bf16."""
+        y = torch._weight_int8pack_mm(x, self.weight, self.scales)
+        return y if self.bias is None else y.add_(self.bias)
+
+
+class Nf4Linear:
+    """NF4 weights in blocks of 64 with fp32 scales, through bitsandbytes, on the CPU or a CUDA device."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device, dtype: torch.dtype) -> None:
+        """Quantise weight [out, in] and move it to `device`; products run in `dtype`."""
+        bnb = _bitsandbytes()
+        out_size, in_size = weight.shape
+        layer = bnb.nn.Linear4bit(
+            in_size, out_size, bias=False, compute_dtype=dtype, compress_statistics=False, quant_type="nf4"
+        )
+        layer.weight = bnb.nn.Params4bit(
+            weight.to(dtype), requires_grad=False, quant_type="nf4", compress_statistics=False, blocksize=_NF4_BLOCK
+        )
+        layer = layer.to(device).eval()
+        repackable = out_size % _NF4_CPU_ROWS == 0 and in_size % _NF4_BLOCK == 0
+        if device.type == "cpu" and repackable:
+            # the first call repacks the weight for the fused product where the CPU has it
+            layer(torch.zeros(1, in_size, dtype=dtype))
+        self.weight = layer.weight.data
+        self.state = layer.weight.quant_state
+        self.bias = None if bias is None else bias.to(device=device, dtype=dtype)
+        self._product = bnb.matmul_4bit
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the weight was repacked for the fused product of the CPU; elsewhere bitsandbytes chooses a path a call."""
+        return bool(getattr(self.state, "packing_format_for_cpu", False))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.weight.nbytes + self.state.absmax.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[M, in] -> [M, out] in the dtype of x."""
+        y = self._product(x, self.weight, quant_state=self.state)
+        return y if self.bias is None else y.add_(self.bias)
+
+
+class CudaInt8Linear:
+    """LLM.int8 of bitsandbytes (arXiv 2208.07339) without its outlier path, which would look at all rows of a pass."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device, dtype: torch.dtype) -> None:
+        """Quantise weight [out, in] while it moves to the CUDA `device`; products run in `dtype`."""
+        bnb = _bitsandbytes()
+        out_size, in_size = weight.shape
+        layer = bnb.nn.Linear8bitLt(in_size, out_size, bias=False, has_fp16_weights=False, threshold=0.0)
+        layer.weight = bnb.nn.Int8Params(weight.to(torch.float16), requires_grad=False, has_fp16_weights=False)
+        self._layer = layer.to(device).eval()
+        self._out_size = out_size
+        self.bias = None if bias is None else bias.to(device=device, dtype=dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: int8 weights and one fp32 scale an output channel."""
+        weight = self._layer.weight.data.nbytes
+        return weight + 4 * self._out_size + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[M, in] -> [M, out] in the dtype of x."""
+        y = self._layer(x).to(x.dtype)
+        return y if self.bias is None else y + self.bias
+
+
+def make_linear(
+    weight: Tensor, bias: Tensor | None, *, bits: int, device: torch.device, dtype: torch.dtype
+) -> Linear:
+    """Store `weight` [out, in] (CPU, any floating dtype) and `bias` [out] at `bits` on `device`; products run in `dtype`.
+
+    Raises CannotRunError where this machine lacks what the width needs.
+    """
+    check_bits(bits, device)
+    if bits == 8 and device.type == "cpu":
+        return Int8Linear(weight, bias)
+    if bits == 8:
+        return CudaInt8Linear(weight, bias, device, dtype)
+    if bits == 4:
+        return Nf4Linear(weight, bias, device, dtype)
+    moved = None if bias is None else bias.to(device=device, dtype=dtype)
+    return DenseLinear(weight.to(device=device, dtype=dtype).contiguous(), moved)
+
+
+def check_bits(bits: int, device: torch.device) -> None:
+    """Raise CannotRunError unless `device` exists here and can multiply weights of `bits` (4, 8, 16 or 32)."""
+    if device.type not in ("cpu", "cuda"):
+        raise CannotRunError(f"device {device} is not supported", "use cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise CannotRunError(
+            "PyTorch finds no CUDA device on this machine", "use --device cpu; treeeagle profile says why"
+        )
+    if bits == 8 and device.type == "cpu" and not hasattr(torch, "_weight_int8pack_mm"):
+        raise CannotRunError(
+            f"PyTorch {torch.__version__} has no int8 product for the CPU", "update torch, or use --bits 16"
+        )
+    if bits == 4 or (bits == 8 and device.type == "cuda"):
+        _bitsandbytes()
+
+
+def _bitsandbytes() -> ModuleType:
+    """The module, imported on first use; without its notice that an optional download was not found."""
+    logger = logging.getLogger("bitsandbytes")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        import bitsandbytes
+    except ImportError as error:
+        raise CannotRunError(
+            f"bitsandbytes cannot be imported: {error}", "install it again, or use --bits 16"
+        ) from error
+    finally:
+        logger.setLevel(level)
+    return bitsandbytes

@@ -1,0 +1,84 @@
+"""Memory that was really used: the peak of this process, or of the CUDA device, since a chosen moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+
+
+class MemoryWatch:
+    """Peak memory between `reset` and `peak`, in bytes.
+
+    On Linux the kernel keeps the high-water mark of resident memory (VmHWM), and writing 5 to clear_refs
+    starts it anew (proc(5)), so no peak is missed and no thread samples while something is being timed. Where
+    that is not to be had, resident memory is read at `note` and `peak`, and peaks in between may be missed.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        """`device` is "cpu" or a torch CUDA device, whose allocator is then asked instead of the kernel."""
+        self.device = device
+        self._cuda = device.startswith("cuda")
+        self._process = psutil.Process()
+        self._highest = 0
+        self._kernel_mark = False
+        self.reset()
+
+    @property
+    def source(self) -> str:
+        """Where the figure comes from, in words."""
+        if self._cuda:
+            return "peak of the CUDA allocator"
+        return "peak resident memory" if self._kernel_mark else "resident memory, read between answers"
+
+    def reset(self) -> None:
+        """Forget the peak so far."""
+        if self._cuda:
+            import torch
+
+            torch.cuda.reset_peak_memory_stats(self.device)
+            return
+        self._kernel_mark = _restart_high_water_mark()
+        self._highest = self.current()
+
+    def note(self) -> None:
+        """Look at memory now; needed only where the kernel keeps no peak for us, and cheap everywhere."""
+        if not self._cuda and not self._kernel_mark:
+            self._highest = max(self._highest, self.current())
+
+    def current(self) -> int:
+        """Bytes in use now."""
+        if self._cuda:
+            import torch
+
+            return torch.cuda.memory_allocated(self.device)
+        return self._process.memory_info().rss
+
+    def peak(self) -> int:
+        """The most bytes in use since `reset`."""
+        if self._cuda:
+            import torch
+
+            return torch.cuda.max_memory_allocated(self.device)
+        if self._kernel_mark:
+            return _high_water_mark()
+        self.note()
+        return self._highest
+
+
+def _restart_high_water_mark() -> bool:
+    try:
+        _CLEAR.write_text("5")
+        return _high_water_mark() > 0
+    except OSError:  # no such file outside Linux; not writable in some containers
+        return False
+
+
+def _high_water_mark() -> int:
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0

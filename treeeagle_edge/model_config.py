@@ -1,0 +1,53 @@
+"""What a decoder of the Llama family is made of, read from a Hugging Face config or GGUF metadata."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding parameters (Su et al., arXiv 2104.09864) and the scaling a checkpoint declares.
+
+    kind: "default", "linear", "dynamic", "llama3", "longrope" or "yarn", in the words of `transformers`.
+    """
+
+    theta: float = 10_000.0
+    kind: str = "default"
+    factor: float = 1.0
+    original_max_position: int | None = None
+    low_freq_factor: float | None = None  # llama3
+    high_freq_factor: float | None = None  # llama3
+    short_factor: tuple[float, ...] | None = None  # longrope, [head_dim / 2]
+    long_factor: tuple[float, ...] | None = None  # longrope, [head_dim / 2]
+    attention_factor: float | None = None  # longrope, yarn; None means the formula of the paper
+    freq_divisors: tuple[float, ...] | None = None  # GGUF `rope_freqs`, [head_dim / 2]: divides the inverse frequencies
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shapes and constants of one target, independent of the file format it came from."""
+
+    family: str  # "llama", "mistral", "qwen2", "qwen3", "minicpm"
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    rms_norm_eps: float
+    max_position: int  # longest context of the checkpoint, already capped by a sliding window
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    attention_bias: bool = False  # q, k, v carry a bias (Qwen2)
+    output_bias: bool = False  # o_proj carries one too (attention_bias of Llama configs)
+    qk_norm: bool = False  # RMSNorm over head_dim of q and k (Qwen3)
+    embedding_scale: float = 1.0  # MiniCPM scale_emb
+    residual_scale: float = 1.0  # MiniCPM scale_depth / sqrt(num_layers)
+    logit_scale: float = 1.0  # MiniCPM dim_model_base / hidden_size: multiplies the normalised hidden state
+
+    @property
+    def default_taps(self) -> tuple[int, int, int]:
+        """Indices into `hidden_states` (0 = embeddings) that an EAGLE-3 head reads unless it says otherwise."""
+        return (2, self.num_layers // 2, self.num_layers - 3)

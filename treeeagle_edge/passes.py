@@ -1,0 +1,172 @@
+"""Passes of target and head over a live sequence.
+
+What turns tokens and slots into tensors, and back into true head rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+from treeeagle_edge.drafter import Drafter
+from treeeagle_edge.head import Head
+from treeeagle_edge.kernels.dispatch import use_backend
+from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.rounds import TreeShape
+from treeeagle_edge.sequence import LiveSequence
+from treeeagle_edge.target import Target, TargetOutput
+from treeeagle_edge.tree import DraftTree
+
+PREFILL_CHUNK = 256  # rows a pass: bounds the workspace whatever the prompt's length
+MAX_EXPANSIONS = 512  # scratch rows of the head's store: bounds (depth - 1) * branching
+
+
+class Passes:
+    """The two models with the store of the target's KV.
+
+    The head keeps its own, addressed by the same slots.
+    """
+
+    def __init__(self, target: Target, head: Head | None, *, slots: int, fixed_rows: int | None) -> None:
+        """`fixed_rows`.
+
+        Every target pass is padded to this many rows and attention reads by position (exact mode).
+        """
+        self.target = target
+        self.head = head
+        self.chunk = fixed_rows or PREFILL_CHUNK
+        self._device = target.device
+        self._fixed_rows = fixed_rows
+        self._pad_slot = slots  # one slot more than the pool knows: written by padding rows, read by no other
+        config = target.config
+        self.store = KVStore.allocate(
+            config.num_layers, slots + 1, config.num_kv_heads, config.head_dim, target.kv_dtype, self._device
+        )
+        self._taps = head.config.taps if head is not None else ()
+        scratch = torch.arange(slots, slots + MAX_EXPANSIONS, device=self._device)
+        self._drafter = Drafter(head, scratch) if head is not None else None
+        self._causal = torch.ones(
+            self.chunk + 1, self.chunk + 1, dtype=torch.bool, device=self._device
+        ).tril()
+
+    @property
+    def kv_nbytes(self) -> int:
+        """Bytes of keys and values, target and head together."""
+        return self.store.nbytes + (self.head.store.nbytes if self.head else 0)
+
+    def prefill(self, sequence: LiveSequence, prompt: Sequence[int]) -> Tensor:
+        """[1, V] logits of the last prompt token; commits the whole prompt, and its head rows when they are
+        wanted.
+
+        The last reused token runs once more, for its feature and logits, into a throwaway slot: its own KV
+        and head row stay as they are.
+        """
+        again = 1 if sequence.cached_tokens else 0
+        start = sequence.cached_tokens - again
+        hidden: Tensor | None = None
+        while start < len(prompt):
+            stop = min(start + self.chunk, len(prompt))
+            slots, ids = sequence.borrow(stop - start), prompt[start:stop]
+            visible = self._causal[: len(ids), : len(ids)]
+            output = self._run(ids, range(start, stop), slots, sequence.table(0, start), visible)
+            sequence.commit(ids[again:], slots[again:])
+            if sequence.with_head:
+                sequence.pending.append(output.features)
+                self.flush_head(sequence)
+            hidden, start, again = output.hidden[-1:], stop, 0
+        assert hidden is not None
+        return self.target.logits(hidden)
+
+    def draft(
+        self, sequence: LiveSequence, root: int, shape: TreeShape, stop_ids: frozenset[int]
+    ) -> DraftTree | None:
+        """Write the head rows that wait for true features, the root's last, then grow a tree from the root's.
+
+        The root's slot must be announced. None where the head's scores are not finite.
+        """
+        assert self._drafter is not None
+        position = len(sequence)
+        tokens = [*sequence.tokens[sequence.head_tokens :], root]
+        with self._kernels():
+            hidden = self._extend_head(sequence, tokens, torch.cat(sequence.pending))
+            sequence.pending = []
+            sequence.head_tokens = position  # the root's row counts once the root is committed
+            prefix = sequence.table(1, position + 1)
+            tree = self._drafter.draft(root, hidden[-1:], prefix, position, shape, stop_ids)
+            if tree is None:
+                self._drafter.head.clean_rows(prefix)
+        return tree
+
+    def verify(self, sequence: LiveSequence, tree: DraftTree, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Logits [N, V] float32 and features [N, taps * Ht] of the tree's rows.
+
+        Their KV goes to `slots`, one a row.
+        """
+        position = len(sequence)
+        visible = torch.zeros(len(tree), len(tree), dtype=torch.bool)
+        for row, path in enumerate(tree.ancestors):
+            visible[row, list(path)] = True
+        positions = [position + depth for depth in tree.depths]
+        prefix = sequence.table(0, position)
+        output = self._run(tree.tokens, positions, slots, prefix, visible.to(self._device))
+        return self.target.logits(output.hidden), output.features
+
+    def flush_head(self, sequence: LiveSequence) -> None:
+        """Write the head rows of all committed tokens.
+
+        The feature of the last one waits for the token after it.
+        """
+        sequence.head_tokens = max(sequence.head_tokens, 1)  # the first token has no head row
+        rows = len(sequence) - sequence.head_tokens
+        if rows < 1:
+            return
+        features = torch.cat(sequence.pending)
+        with self._kernels():
+            self._extend_head(sequence, sequence.tokens[-rows:], features[:rows])
+        sequence.head_tokens = len(sequence)
+        sequence.pending = [features[rows:]]
+
+    def _extend_head(self, sequence: LiveSequence, tokens: Sequence[int], features: Tensor) -> Tensor:
+        """[P, H].
+
+        Write the head rows of P tokens, the first without one onwards, from the true features before them.
+        """
+        assert self.head is not None
+        first, count = sequence.head_tokens, len(tokens)
+        slots = sequence.table(first, first + count)
+        view = AttentionView(sequence.table(1, first), slots, self._causal[:count, :count])
+        positions = torch.arange(first - 1, first - 1 + count, device=self._device)
+        ids = torch.tensor(tokens, dtype=torch.int64, device=self._device)
+        return self.head.forward(self.head.fuse(features), ids, positions, slots, view)
+
+    def _run(
+        self,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        prefix: Tensor,
+        visible: Tensor,
+    ) -> TargetOutput:
+        rows = len(ids)
+        missing = self._fixed_rows - rows if self._fixed_rows is not None else 0
+        if missing:
+            # padding rows repeat the first, write to a slot of their own and are seen by nobody else
+            ids, positions = [*ids, *[ids[0]] * missing], [*positions, *[positions[0]] * missing]
+            slots = [*slots, *[self._pad_slot] * missing]
+            alone = torch.eye(missing, dtype=torch.bool, device=self._device)
+            visible = torch.block_diag(visible, alone).bool()
+        table = torch.tensor([list(ids), list(positions), list(slots)], dtype=torch.int64).to(self._device)
+        view = AttentionView(prefix, table[2], visible)
+        with self._kernels():
+            output = self.target.forward(table[0], table[1], table[2], view, self.store, self._taps)
+        return TargetOutput(output.hidden[:rows], output.features[:rows]) if missing else output
+
+    @contextmanager
+    def _kernels(self) -> Iterator[None]:
+        backend = use_backend("exact") if self._fixed_rows is not None else nullcontext()
+        with torch.inference_mode(), backend:
+            yield

@@ -1,0 +1,101 @@
+"""The report of `treeeagle profile` as lines for a person and as JSON for a program."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from treeeagle_edge.plan import GB, PlanLine, format_gb
+from treeeagle_edge.profile_report import ProfileReport, Speed
+from treeeagle_edge.run_plan import RunPlan
+
+SCHEMA = 1
+
+
+def report_lines(report: ProfileReport) -> list[str]:
+    """The whole report as lines of plain text, the verdict last."""
+    lines: list[str] = []
+    for check in report.checks:
+        lines.append(f"{check.status:<5} {check.text}")
+        if check.hint:
+            lines.append(f"      hint: {check.hint}")
+    if report.plan is not None:
+        lines += _plan_lines(report.plan)
+    lines += [_speed_line(speed) for speed in report.speeds]
+    if any(s.estimate.tree is not None and s.estimate.tree[1] <= s.estimate.plain[1] for s in report.speeds):
+        lines.append(
+            "      hint: at these bits a pass over the tree costs more than it gives; --no-spec may be faster"
+        )
+    return [*lines, f"verdict  {report.verdict.text}"]
+
+
+def _plan_lines(run: RunPlan) -> list[str]:
+    memory, head = run.memory, run.model.head_name or "no head, decoding plainly"
+    lines = [f"plan  {run.model.name}, {run.bits}-bit, {head}, on {run.device} by profile {run.profile.name}"]
+    width = max(len(line.name) for line in memory.lines)
+    lines += [_plan_line(line, width) for line in memory.lines]
+    verdict = "fits" if memory.fits else "does not fit"
+    longest = f"the longest context that fits is {memory.longest_context:,}"
+    if memory.longest_context == 0:
+        longest = "no context fits"
+    elif memory.longest_context == run.model.config.max_position:
+        longest += ", all the model has"
+    total = f"{memory.total / GB:.2f}" if memory.total < GB else f"{memory.total / GB:.1f}"
+    lines.append(f"      {'total':<{width}}  {total} of {format_gb(memory.budget)}, {verdict}; {longest}")
+    return lines
+
+
+def _plan_line(line: PlanLine, width: int) -> str:
+    return f"      {line.name:<{width}}  {format_gb(line.nbytes):>8}   {line.note}".rstrip()
+
+
+def _speed_line(speed: Speed) -> str:
+    estimate = speed.estimate
+    low, high = estimate.plain
+    text = (
+        f"speed ceiling {estimate.ceiling:.0f} tok/s plain at {estimate.bandwidth:.0f} GB/s ({speed.source}); "
+        f"expect {low:.0f}-{high:.0f} plain"
+    )
+    return (
+        text
+        if estimate.tree is None
+        else text + f", {estimate.tree[0]:.0f}-{estimate.tree[1]:.0f} with the tree"
+    )
+
+
+def report_json(report: ProfileReport) -> str:
+    """One JSON object: `schema`, `checks`, `hardware`, `plan`, `speed`, `verdict`. Sizes are bytes."""
+    hardware = None
+    if report.hardware is not None:
+        hardware = asdict(report.hardware)
+        hardware["label"] = report.hardware.label
+    data: dict[str, Any] = {
+        "schema": SCHEMA,
+        "checks": [asdict(check) for check in report.checks],
+        "hardware": hardware,
+        "plan": None if report.plan is None else _plan_json(report.plan),
+        "speed": [{"source": speed.source, **asdict(speed.estimate)} for speed in report.speeds],
+        "verdict": asdict(report.verdict),
+    }
+    return json.dumps(data, indent=2)
+
+
+def _plan_json(run: RunPlan) -> dict[str, Any]:
+    memory = run.memory
+    return {
+        "profile": run.profile.name,
+        "model": run.model.name,
+        "model_on_disk": run.model.on_disk,
+        "head": run.model.head_name,
+        "device": run.device,
+        "bits": run.bits,
+        "context": run.context,
+        "tree": None if run.tree is None else asdict(run.tree),
+        "lines": [asdict(line) for line in memory.lines],
+        "total": memory.total,
+        "budget": memory.budget,
+        "fits": memory.fits,
+        "slots": memory.slots,
+        "longest_context": memory.longest_context,
+    }

@@ -1,0 +1,249 @@
+"""Puts the checks, the plan, the speed and the verdict together: `treeeagle profile` without the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from treeeagle_edge import profile_checks as checks
+from treeeagle_edge.errors import CannotRunError, UsageError
+from treeeagle_edge.hardware import Hardware, detect, imagine_gpu
+from treeeagle_edge.plan import GB, format_gb
+from treeeagle_edge.profile_checks import FAIL, OK, WARN, Check, download_bytes
+from treeeagle_edge.profile_config import choose_profile
+from treeeagle_edge.run_plan import RunPlan, alternatives, pick_profile, plan_run, planned_model
+from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.speed_estimate import SpeedEstimate, estimate_speed
+
+Progress = Callable[[str], None]
+
+# What people have in each class of memory: (GB, card, GB/s of the data sheet); for a card that is not here.
+_TYPICAL_CARDS = (
+    (12, "an RTX 3060", 360.0),
+    (12, "an RTX 3080 with 12 GB", 912.0),
+    (16, "an RTX 4060 Ti", 288.0),
+    (16, "an RTX 4080", 717.0),
+    (24, "an RTX 3090", 936.0),
+    (24, "an RTX 4090", 1008.0),
+)
+_TYPICAL_DDR = 40.0  # GB/s, two channels of DDR4: where nothing is measured
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The last line: can it run, and what to type next."""
+
+    can_run: bool
+    text: str
+    next_command: str | None
+    alternatives: tuple[str, ...] = ()  # options that would fit, where the plan does not
+
+
+@dataclass(frozen=True)
+class Speed:
+    """An estimate, and where its bandwidth comes from, in words."""
+
+    source: str
+    estimate: SpeedEstimate
+
+
+@dataclass(frozen=True)
+class ProfileReport:
+    """Everything `treeeagle profile` found."""
+
+    checks: tuple[Check, ...]
+    hardware: Hardware | None  # None where the system itself is not supported
+    plan: RunPlan | None
+    speeds: tuple[Speed, ...]
+    verdict: Verdict
+
+
+def build_report(
+    settings: RunSettings,
+    *,
+    gpu_memory: float | None = None,
+    fast: bool = False,
+    progress: Progress | None = None,
+) -> ProfileReport:
+    """Check this machine and plan a run of `settings` on it.
+
+    gpu_memory: GB of a card to plan for that need not be here; fast: skip everything that computes (torch is then not
+    imported, unless a card was found or a head's files have to be read). Raises UsageError and InputError for wrong
+    settings; what this machine cannot do is part of the report.
+    """
+    say = progress or (lambda _: None)
+    if gpu_memory is not None and settings.device is not None and settings.device.startswith("cpu"):
+        raise UsageError(
+            "--gpu-memory plans for a card and --device asks for the CPU", "leave one of them out"
+        )
+    found = list(checks.check_versions())
+    hardware, problem = _look(settings, gpu_memory)
+    if problem is not None:
+        found.append(Check("device", FAIL, problem.message, problem.hint))
+    if hardware is None:
+        return ProfileReport(tuple(found), None, None, (), _cannot(problem))
+    found += _device_checks(hardware, settings, imagined=gpu_memory is not None, failed=problem is not None)
+    found += checks.check_cpu(hardware)
+    plan, refusal = _plan(settings, hardware)
+    problem = problem or refusal
+    found += [*checks.check_choices(plan.bits, plan.device, plan.profile), *checks.check_disk(plan.model)]
+    live_device = "cpu" if gpu_memory is not None else hardware.device
+    bandwidth, verify_cost = None, None
+    if not fast:
+        live, bandwidth, verify_cost = _live(plan, hardware, live_device, say)
+        found += live
+    measured = bandwidth if live_device == hardware.device else None
+    speeds = _speeds(plan, hardware, measured, verify_cost)
+    verdict = _verdict(settings, hardware, plan, found, problem, imagined=gpu_memory is not None)
+    return ProfileReport(tuple(found), hardware, plan, speeds, verdict)
+
+
+def _look(settings: RunSettings, gpu_memory: float | None) -> tuple[Hardware | None, CannotRunError | None]:
+    """The machine; and, where the device that was asked for cannot be used, the machine's CPU and the reason."""
+    try:
+        here = detect(settings.device)
+    except CannotRunError as problem:
+        try:
+            here = detect("cpu")
+        except CannotRunError:
+            return None, problem
+        if gpu_memory is None:
+            return here, problem
+    return (here if gpu_memory is None else imagine_gpu(here, gpu_memory)), None
+
+
+def _device_checks(hardware: Hardware, settings: RunSettings, *, imagined: bool, failed: bool) -> list[Check]:
+    if imagined:
+        text = f"planning for a card with {format_gb(hardware.total)}, whether or not it is here"
+        return [
+            Check(
+                "device",
+                WARN,
+                text,
+                "run this without --gpu-memory on the machine with the card to measure it",
+            )
+        ]
+    lines = list(checks.check_device(hardware))
+    return [line for line in lines if not (failed and line.name == "device")]
+
+
+def _plan(settings: RunSettings, hardware: Hardware) -> tuple[RunPlan, CannotRunError | None]:
+    """The plan, made even for a card below every profile, so that the person sees what is missing."""
+    refusal = None
+    try:
+        profile = pick_profile(settings, hardware)
+    except CannotRunError as error:
+        refusal = error
+        profile = choose_profile(hardware, model="")
+    return plan_run(settings, profile, hardware, planned_model(settings, profile)), refusal
+
+
+def _live(
+    plan: RunPlan, hardware: Hardware, device_name: str, say: Progress
+) -> tuple[list[Check], float | None, float | None]:
+    """The checks that compute on `device_name`; GB/s read, and the measured cost of a verify pass."""
+    say("importing torch")
+    try:
+        import torch
+
+        from treeeagle_edge import profile_live as live
+    except ImportError as error:
+        hint = "run ./install.sh again"
+        return (
+            [Check("torch", FAIL, f"torch cannot be imported: {str(error).splitlines()[0]}", hint)],
+            None,
+            None,
+        )
+    device = torch.device(device_name)
+    say("running a 4-bit and an 8-bit layer")
+    found = list(live.check_layers(device))
+    found += live.check_kernels(device)
+    say("measuring memory bandwidth")
+    bandwidth = live.measure_bandwidth(device)
+    known = hardware.gpu.bandwidth if hardware.gpu is not None and device.type == "cuda" else None
+    found.append(live.describe_bandwidth(bandwidth, known, device_name))
+    runs = all(check.status == OK for check in found if check.name == f"{plan.bits}-bit layer")
+    cost = live.measure_verify_cost(plan, device) if runs and device_name == plan.device else None
+    return found, bandwidth.read, cost
+
+
+def _speeds(
+    plan: RunPlan, hardware: Hardware, measured: float | None, verify_cost: float | None
+) -> tuple[Speed, ...]:
+    """From the measured GB/s where there are any, else those of a data sheet, of typical cards, of ordinary memory."""
+    if measured is not None:
+        sources = [("measured", measured)]
+    elif hardware.gpu is None:
+        sources = [("assumed, not measured", _TYPICAL_DDR)]
+    elif hardware.gpu.bandwidth is not None:
+        sources = [("data sheet", hardware.gpu.bandwidth)]
+    else:
+        classes = sorted({size for size, *_ in _TYPICAL_CARDS})
+        reached = [size for size in classes if size * GB <= hardware.total]
+        size = reached[-1] if reached else classes[0]
+        sources = [(f"data sheet of {card}", speed) for group, card, speed in _TYPICAL_CARDS if group == size]
+    return tuple(
+        Speed(source, estimate_speed(plan, speed, verify_cost=verify_cost)) for source, speed in sources
+    )
+
+
+def _verdict(
+    settings: RunSettings,
+    hardware: Hardware,
+    plan: RunPlan,
+    found: list[Check],
+    problem: CannotRunError | None,
+    *,
+    imagined: bool,
+) -> Verdict:
+    if problem is not None:
+        options = (
+            [] if hardware.kind == "cpu" and plan.memory.fits else alternatives(plan, settings, hardware)
+        )
+        fallback = ["--device cpu"] if hardware.kind == "cpu" and plan.memory.fits else []
+        return _cannot(problem, (*fallback, *options))
+    if not plan.memory.fits:
+        options = alternatives(plan, settings, hardware)
+        over = format_gb(plan.memory.total - plan.memory.budget)
+        advice = f"; what fits: {'; '.join(options)}" if options else ""
+        return Verdict(False, f"does not fit, {over} too much{advice}", None, tuple(options))
+    blocking = [check for check in found if check.status == FAIL and _blocks(check, plan)]
+    if blocking:
+        return Verdict(False, f"cannot run: {blocking[0].text}", None)
+    command = _next_command(settings, plan, imagined=imagined)
+    fetch = download_bytes(plan.model)
+    suffix = f" (fetches {format_gb(fetch)} first)" if fetch else ""
+    where = " on the machine with the card" if imagined else ""
+    return Verdict(True, f"fits. next{where}: {command}{suffix}", command)
+
+
+def _cannot(problem: CannotRunError | None, options: tuple[str, ...] = ()) -> Verdict:
+    reason = problem.message if problem is not None else "this machine is not supported"
+    hint = f"; what fits: {'; '.join(options)}" if options else ""
+    return Verdict(False, f"cannot run: {reason}{hint}", None, options)
+
+
+def _blocks(check: Check, plan: RunPlan) -> bool:
+    """A layer of another width that fails is no obstacle to this plan."""
+    return check.name == f"{plan.bits}-bit layer" if check.name.endswith("-bit layer") else True
+
+
+def _next_command(settings: RunSettings, plan: RunPlan, *, imagined: bool) -> str:
+    """What to type to get exactly this plan."""
+    words = ["treeeagle chat"]
+    if settings.model is not None:
+        words.append(f"--model {plan.model.name if not plan.model.on_disk else settings.model}")
+    head_missing = (
+        plan.model.head_name is not None and not plan.model.head_on_disk and settings.model is not None
+    )
+    if settings.head is not None or head_missing:
+        words.append(f"--head {settings.head or plan.model.head_name}")
+    device = None if imagined else settings.device
+    given = (
+        ("bits", settings.bits),
+        ("context", settings.context),
+        ("device", device),
+        ("profile", settings.profile),
+    )
+    words += [f"--{name} {value}" for name, value in given if value is not None]
+    return " ".join(words)

@@ -1,0 +1,44 @@
+"""What the engine hands out: one `Round` a verify pass, ids only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treeeagle_edge.errors import UsageError
+from treeeagle_edge.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """How a round drafts. In the reference implementation's words: total_token = nodes + 1, depth = ours - 1,
+    top_k = branching.
+    """
+
+    depth: int = 5  # levels of drafted tokens
+    branching: int = 4  # nodes expanded a level, and children scored for each
+    nodes: int = 16  # the best of all scored candidates form the tree, the root not counted
+
+    def __post_init__(self) -> None:
+        for name, high in (("depth", 32), ("branching", 64), ("nodes", 256)):
+            value = getattr(self, name)
+            if not 1 <= value <= high:
+                raise UsageError(f"{name} is {value}, which is out of range", f"use 1 to {high}")
+
+
+@dataclass(frozen=True)
+class Round:
+    """Tokens that one step of the engine settled. The first Round of an answer is the prefill's (kind "prefill")."""
+
+    ids: tuple[int, ...]  # accepted tokens and the one sampled after them, cut at a stop id and at max_tokens
+    kind: str  # "prefill", "tree" or "plain"
+    drafted: int  # nodes in the tree, 0 for plain
+    accepted: int  # nodes walked, before cutting
+    tree: DraftTree | None  # what was drafted, None for prefill
+    walked: tuple[int, ...]  # rows of `tree` on the walked path, the root included
+    next_token: int  # the token sampled where the walk ended, before cutting
+    draft_s: float  # seconds spent drafting
+    verify_s: float  # seconds spent in the target pass (for prefill: all of it)
+    sample_s: float  # seconds spent walking and sampling
+    finish_reason: str | None = None  # "stop" or "length" on the last Round
+    cached_tokens: int = 0  # prefill only: prompt tokens whose KV was reused
+    draft_failures: int = 0  # 1 where the head gave non-finite scores and the round fell back to plain

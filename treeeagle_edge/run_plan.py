@@ -1,0 +1,222 @@
+"""Everything a run decides before it loads: profile, model, head, bits, context, tree, and the memory that costs."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from treeeagle_edge.errors import CannotRunError, InputError
+from treeeagle_edge.fetch import DEMO_MODEL
+from treeeagle_edge.hardware import Hardware
+from treeeagle_edge.head_config import HeadConfig
+from treeeagle_edge.hub import HEAD_FILES, MODEL_FILES, cached_repository, is_repository
+from treeeagle_edge.known_models import KNOWN_MODELS, find_known
+from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.models import BUNDLED_HEADS, model_label, resolve_model
+from treeeagle_edge.plan import MemoryPlan, format_gb, plan_memory
+from treeeagle_edge.profile_config import MemoryProfile, choose_profile, load_profile, models_that_fit
+from treeeagle_edge.rounds import TreeShape
+from treeeagle_edge.settings import RunSettings
+
+USEFUL_CONTEXT = 1024  # tokens: a shorter one is no alternative worth naming
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A target and its head as shapes only."""
+
+    name: str
+    config: ModelConfig
+    head_name: str | None
+    head: HeadConfig | None
+    on_disk: bool  # False: shapes from the table of known models, the weights are not on this machine
+    head_on_disk: bool = False
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The choices of one run and the memory they take."""
+
+    profile: MemoryProfile
+    model: PlannedModel
+    device: str
+    bits: int
+    context: int  # tokens
+    tree: TreeShape | None  # None: no head, or speculation switched off
+    memory: MemoryPlan
+
+
+def pick_profile(settings: RunSettings, hardware: Hardware) -> MemoryProfile:
+    """The profile asked for, else the one that suits the device. Errors as `load_profile` and `choose_profile`."""
+    if settings.profile is not None:
+        return load_profile(settings.profile)
+    return choose_profile(hardware, model=settings.model)
+
+
+def plan_run(
+    settings: RunSettings, profile: MemoryProfile, hardware: Hardware, model: PlannedModel
+) -> RunPlan:
+    """Fill what the person left open from the profile and plan the memory against what is free on the device now.
+
+    A context that was asked for is kept. The profile's own is shortened to what the model and the memory allow.
+    Raises UsageError for a context or bits out of range. The plan may not fit: see `require_fit`.
+    """
+    tree = _tree(settings, profile, model.head)
+    bits = settings.bits or profile.bits
+
+    def planned(context: int) -> MemoryPlan:
+        return plan_memory(
+            model.config,
+            model.head,
+            bits=bits,
+            context=context,
+            tree=tree,
+            reserve=profile.reserve,
+            budget=hardware.budget,
+            device=hardware.device,
+        )
+
+    wanted = settings.context or min(profile.context, model.config.max_position)
+    memory = planned(wanted)
+    if settings.context is None and not memory.fits and memory.longest_context >= min(USEFUL_CONTEXT, wanted):
+        wanted = memory.longest_context
+        memory = planned(wanted)
+    return RunPlan(profile, model, hardware.device, bits, wanted, tree, memory)
+
+
+def _tree(settings: RunSettings, profile: MemoryProfile, head: HeadConfig | None) -> TreeShape | None:
+    if head is None or not settings.speculate:
+        return None
+    given = {"depth": settings.depth, "branching": settings.branching, "nodes": settings.nodes}
+    return replace(profile.tree, **{name: value for name, value in given.items() if value is not None})
+
+
+def require_fit(plan: RunPlan, settings: RunSettings, hardware: Hardware) -> None:
+    """Raise CannotRunError, with what would fit instead, where the plan is over budget. Before anything is loaded."""
+    if plan.memory.fits:
+        return
+    options = alternatives(plan, settings, hardware)
+    raise CannotRunError(
+        f"{plan.model.name} at {plan.bits} bits with a context of {plan.context:,} needs "
+        f"{format_gb(plan.memory.total)}, and {format_gb(plan.memory.budget)} are free on {hardware.device}",
+        f"what fits: {'; '.join(options)}" if options else "free some memory, or use a smaller model",
+    )
+
+
+def alternatives(plan: RunPlan, settings: RunSettings, hardware: Hardware) -> list[str]:
+    """Options that would fit where `plan` does not, the gentlest change first, as they are typed."""
+    found = []
+    longest = plan.memory.longest_context
+    if USEFUL_CONTEXT <= longest < plan.context:
+        found.append(f"--context {longest}")
+    for bits in (16, 8, 4):
+        if bits < plan.bits:
+            fewer = plan_run(replace(settings, bits=bits), plan.profile, hardware, plan.model).memory
+            if fewer.fits and fewer.context == plan.context:
+                found.append(f"--bits {bits}")
+                break
+            if bits == 4 and fewer.longest_context >= max(USEFUL_CONTEXT, longest + 1):
+                found.append(f"--bits {bits} --context {fewer.longest_context}")
+    small = replace(plan.profile, bits=4, context=min(plan.context, plan.profile.context))
+    smaller = [
+        name for name in models_that_fit(hardware, small) if KNOWN_MODELS[name].config != plan.model.config
+    ]
+    found += [f"--model {name} --bits 4" for name in smaller[:2]]
+    if hardware.kind == "cuda" and _fits_the_cpu(plan, settings, hardware):
+        found.append("--device cpu")
+    return found
+
+
+def _fits_the_cpu(plan: RunPlan, settings: RunSettings, hardware: Hardware) -> bool:
+    """Whether the same options with --device cpu would fit; where no model was named, the CPU profile's own."""
+    profile = load_profile("cpu")
+    on_cpu = replace(settings, device="cpu", profile=None)
+    model = plan.model if settings.model is not None else planned_model(replace(on_cpu, head=None), profile)
+    context = None if settings.context is None else min(settings.context, model.config.max_position)
+    here = replace(hardware, device="cpu")
+    return plan_run(replace(on_cpu, context=context), profile, here, model).memory.fits
+
+
+def planned_model(settings: RunSettings, profile: MemoryProfile) -> PlannedModel:
+    """Shapes of the model and head that a run would load, without downloading anything.
+
+    Files on this machine come first, then the table of known models. Raises InputError for a name that is neither.
+    """
+    name = settings.model or profile.model
+    local = _local_model(name)
+    known = find_known(name)
+    if local is not None:
+        from treeeagle_edge.config_reader import read_config
+
+        config, label = read_config(local), model_label(name)
+        known = known or find_known(label)
+    elif known is not None:
+        config, label = known.config, next(key for key in KNOWN_MODELS if key.lower() == name.strip().lower())
+    else:
+        raise _unknown_model(name)
+    own_head = profile.head if settings.model is None else None
+    head_name = settings.head or own_head or (known.head_name if known else None)
+    if not settings.speculate or head_name is None or head_name.lower() == "none":
+        return PlannedModel(label, config, None, None, local is not None)
+    there = _local_head(head_name) is not None
+    return PlannedModel(label, config, head_name, _head_shapes(head_name, config), local is not None, there)
+
+
+def _unknown_model(name: str) -> InputError:
+    close = difflib.get_close_matches(name, KNOWN_MODELS, n=1)
+    hint = f"did you mean {close[0]}?" if close else "check the name or path"
+    if is_repository(name):
+        hint += (
+            f", or fetch it first: hf download {name}"
+            if not close
+            else f" else fetch it first: hf download {name}"
+        )
+    message = (
+        f"{name} is neither on this machine nor among the {len(KNOWN_MODELS)} models whose shapes are known"
+    )
+    return InputError(message, hint)
+
+
+def _local_model(name: str) -> Path | None:
+    """Path of a model that is already on this machine, None where it would have to be fetched."""
+    if name.strip().lower() == DEMO_MODEL.name:
+        return DEMO_MODEL.path if DEMO_MODEL.path.is_file() else None
+    if Path(name).expanduser().exists():
+        return resolve_model(name)
+    return cached_repository(name, MODEL_FILES) if is_repository(name) else None
+
+
+def _head_shapes(name: str, target: ModelConfig) -> HeadConfig | None:
+    """Shapes of a head: from the table where its name is known, else from its files where they are on this machine."""
+    for known in KNOWN_MODELS.values():
+        if known.head_name is not None and known.head_name.lower() == name.lower() and known.head is not None:
+            if (
+                known.head.target_hidden_size == target.hidden_size
+                and known.head.vocab_size == target.vocab_size
+            ):
+                return known.head
+            raise InputError(
+                f"the head {name} belongs to a target of width {known.head.target_hidden_size} with "
+                f"{known.head.vocab_size:,} tokens, this model has {target.hidden_size} and {target.vocab_size:,}",
+                "leave --head out to get the head that goes with the model",
+            )
+    folder = _local_head(name)
+    if folder is None:
+        raise InputError(
+            f"the head {name} is not on this machine, so its shapes are not known",
+            "fetch it first, or pass --head none to plan without one",
+        )
+    from treeeagle_edge.head_checkpoint import read_head_config
+
+    return read_head_config(folder, target)
+
+
+def _local_head(name: str) -> Path | None:
+    """Folder of a head that is already on this machine, None where it would have to be fetched."""
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    if (BUNDLED_HEADS / name.lower() / "config.json").is_file():
+        return BUNDLED_HEADS / name.lower()
+    return cached_repository(name, HEAD_FILES) if is_repository(name) else None

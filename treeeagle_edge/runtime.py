@@ -1,0 +1,121 @@
+"""Puts a run together.
+
+Device, plan, target, head, engine, tokenizer. The plan comes before anything is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from treeeagle_edge.checkpoint import open_checkpoint
+from treeeagle_edge.engine import Engine
+from treeeagle_edge.generation_defaults import GenerationDefaults
+from treeeagle_edge.hardware import detect
+from treeeagle_edge.head import Head
+from treeeagle_edge.head_checkpoint import open_head
+from treeeagle_edge.models import model_label, resolve_head, resolve_model
+from treeeagle_edge.passes import MAX_EXPANSIONS
+from treeeagle_edge.plan import MemoryPlan
+from treeeagle_edge.rounds import TreeShape
+from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run, planned_model, require_fit
+from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.target import Target, load_target
+from treeeagle_edge.tokenizer import Tokenizer, load_tokenizer
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Everything a command needs to answer, and what it may tell the person about it."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    generation: GenerationDefaults
+    plan: MemoryPlan
+    model_name: str
+    head_name: str | None
+    device: str  # "cpu", "cuda:0"
+    device_label: str
+    device_why: str  # one sentence: which device was chosen and why
+    bits: int
+    context: int  # tokens
+    tree: TreeShape | None
+    notes: tuple[str, ...]  # sentences the person should read
+
+
+def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> Runtime:
+    """Plan, check that the plan fits, then load. `progress` gets one line a step.
+
+    Raises InputError for files that cannot be read, CannotRunError where the plan does not fit, UsageError
+    for options that contradict each other.
+    """
+    say = progress or (lambda line: None)
+    hardware = detect(settings.device)
+    profile = pick_profile(settings, hardware)
+    path = resolve_model(settings.model or profile.model, say)
+    plan = plan_run(settings, profile, hardware, planned_model(settings, profile))
+    require_fit(plan, settings, hardware)
+    torch.set_num_threads(settings.threads or hardware.cpu.cores)
+    device = torch.device(plan.device)
+    checkpoint = open_checkpoint(path)
+    say(f"loading {plan.model.name} at {plan.bits} bits")
+    target = load_target(checkpoint, bits=plan.bits, context=plan.context, device=device)
+    # a head that the profile or the person names is fetched; one that merely suits the model is used if it is
+    # here
+    fetch = settings.head is not None or settings.model is None
+    head = _load_head(plan, target, fetch=fetch, say=say)
+    engine = Engine(
+        target,
+        head,
+        context=plan.context,
+        slots=plan.memory.slots,
+        tree=plan.tree,
+        exact=settings.exact,
+    )
+    notes = list(hardware.notes)
+    if head is not None:
+        notes += head.notes
+    elif settings.speculate and (settings.head or "").lower() != "none":
+        notes.append(f"no draft head for {plan.model.name} is on this machine, so it decodes plainly")
+    return Runtime(
+        engine=engine,
+        tokenizer=load_tokenizer(path),
+        generation=checkpoint.generation,
+        plan=plan.memory,
+        model_name=plan.model.name,
+        head_name=plan.model.head_name if head is not None else None,
+        device=plan.device,
+        device_label=hardware.label,
+        device_why=hardware.why,
+        bits=plan.bits,
+        context=plan.context,
+        tree=plan.tree if head is not None else None,
+        notes=tuple(notes),
+    )
+
+
+def _load_head(plan: RunPlan, target: Target, *, fetch: bool, say: Progress) -> Head | None:
+    """The planned head, built for the planned slots.
+
+    None where there is none, or it is not here and may not be fetched.
+    """
+    name = plan.model.head_name
+    if name is None or not (fetch or plan.model.head_on_disk):
+        return None
+    path = resolve_head(name, plan.model.name, say)
+    if path is None:
+        return None
+    say(f"loading the head {model_label(name)}")
+    checkpoint = open_head(path, target.config, target.embed)
+    return Head(
+        checkpoint,
+        target.embed,
+        slots=plan.memory.slots + MAX_EXPANSIONS,
+        context=plan.context,
+        dtype=target.dtype,
+        device=target.device,
+    )

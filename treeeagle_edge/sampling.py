@@ -1,0 +1,175 @@
+"""From logits to tokens: one rule for greedy and sampling, walked along the draft tree.
+
+At a node the target's processed distribution is computed given prompt and path, one token is sampled with the
+noise that belongs to that position, and the walk steps to the child that carries it. Sampling is Gumbel-max
+(Gumbel 1954; see Maddison et al., arXiv 1411.0030): argmax of log-probability plus noise, the noise a pure
+function of (seed, position, token id). Hence the text depends on neither the tree's shape nor on whether
+there is a tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treeeagle_edge.errors import CannotRunError, InputError
+from treeeagle_edge.sampling_params import SamplingParams
+from treeeagle_edge.tree import DraftTree
+
+# A sort of the whole vocabulary costs more than a target row; nearly every nucleus fits into this many
+# tokens.
+_NUCLEUS_GUESS = 512
+
+
+def gumbel_noise(seed: int, position: int, vocab_size: int) -> np.ndarray:
+    """[vocab_size] float64 Gumbel noise that belongs to `position` under `seed`.
+
+    Philox 4x64 (Salmon et al., SC 2011) keyed by the seed, with the position in the counter's highest word:
+    streams of different positions never overlap, and entry i never depends on the vocabulary's size.
+    """
+    raw = np.random.Philox(key=seed, counter=[0, 0, 0, position]).random_raw(vocab_size)
+    uniform = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # inside (0, 1), never 0 or 1
+    return -np.log(-np.log(uniform))
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Where the walk through one tree went."""
+
+    rows: tuple[int, ...]  # rows of the tree, the root first
+    next_token: int  # sampled at the last row
+
+
+class Sampler:
+    """Chooses tokens for one answer. Tokens that were chosen are observed, so that penalties see them."""
+
+    def __init__(
+        self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int, device: torch.device
+    ) -> None:
+        """Raises UsageError through `params`, InputError for a biased or banned id outside the vocabulary."""
+        self.params = params
+        self._device = device
+        self._bias = _bias_vector(params, vocab_size, device)
+        self._seen: Tensor | None = None  # [V] bool, prompt and answer
+        self._counts: Tensor | None = None  # [V] float32, answer only
+        if params.uses_history:
+            self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+            self._seen[torch.tensor(list(prompt_ids), dtype=torch.int64, device=device)] = True
+            self._counts = torch.zeros(vocab_size, device=device)
+
+    def walk(self, tree: DraftTree, logits: Tensor, root_position: int) -> Walk:
+        """Sample along `tree` until the sampled token is not among the drafted children.
+
+        `logits` [N, V] float32, row i for tree row i; `root_position` is the root's place in the sequence, so
+        the token sampled at a row of depth d belongs to position root_position + 1 + d. A row that is not
+        finite is not entered: the token that led to it stands, and the next round computes it again on its
+        own. Raises CannotRunError if the root's is not.
+        """
+        peaks, best = logits.max(dim=-1)
+        finite = torch.isfinite(peaks).tolist()  # NaN and +inf both surface in the maximum
+        if not finite[0]:
+            raise CannotRunError(
+                "the target gave non-finite logits",
+                "try --bits 32, or another copy of the model: this one may be damaged",
+            )
+        greedy = best.tolist() if self.params.greedy and self._bias is None and self._seen is None else None
+        rows = [0]
+        while True:
+            row = rows[-1]
+            position = root_position + 1 + tree.depths[row]
+            token = greedy[row] if greedy is not None else self._sample(logits[row], position)
+            self._observe(token)
+            child = tree.children[row].get(token)
+            if child is None or not finite[child]:
+                return Walk(tuple(rows), token)
+            rows.append(child)
+
+    def processed(self, logits: Tensor) -> Tensor:
+        """[V] float32 logits after bias, bans, penalties, temperature, top-k, top-p and min-p; -inf is
+        excluded.
+
+        Temperature 0 leaves the scale alone: the caller takes the maximum.
+        """
+        params = self.params
+        scores = logits if self._bias is None else logits + self._bias
+        if self._seen is not None and self._counts is not None:
+            scores = self._penalise(scores, self._seen, self._counts)
+        if params.greedy:
+            return scores
+        scores = scores / params.temperature
+        if 0 < params.top_k < scores.shape[0]:
+            scores = scores.masked_fill(scores < scores.topk(params.top_k).values[-1], float("-inf"))
+        if params.top_p < 1.0:
+            scores = _keep_nucleus(scores, params.top_p)
+        if params.min_p > 0.0:
+            scores = scores.masked_fill(scores < scores.max() + float(np.log(params.min_p)), float("-inf"))
+        return scores
+
+    def _sample(self, logits: Tensor, position: int) -> int:
+        scores = self.processed(logits)
+        if self.params.greedy:
+            return int(scores.argmax())
+        candidates = torch.nonzero(scores > float("-inf")).flatten()
+        if candidates.numel() == 1:
+            return int(candidates[0])
+        ids = candidates.cpu().numpy()
+        noise = gumbel_noise(self.params.seed, position, scores.shape[0])[ids]
+        return int(ids[np.argmax(scores[candidates].double().cpu().numpy() + noise)])
+
+    def _penalise(self, scores: Tensor, seen: Tensor, counts: Tensor) -> Tensor:
+        """Repetition (Keskar et al., arXiv 1909.05858) divides positive and multiplies negative logits of
+        seen tokens.
+        """
+        params = self.params
+        if params.repetition_penalty != 1.0:
+            factor = params.repetition_penalty
+            scores = torch.where(seen, torch.where(scores > 0, scores / factor, scores * factor), scores)
+        if params.frequency_penalty != 0.0:
+            scores = scores - params.frequency_penalty * counts
+        if params.presence_penalty != 0.0:
+            scores = scores - params.presence_penalty * (counts > 0)
+        return scores
+
+    def _observe(self, token: int) -> None:
+        if self._seen is not None and self._counts is not None:
+            self._seen[token] = True
+            self._counts[token] += 1
+
+
+def _bias_vector(params: SamplingParams, vocab_size: int, device: torch.device) -> Tensor | None:
+    """[V] float32 to add to every row of logits, or None where there is nothing to add."""
+    if not params.logit_bias and not params.banned_ids:
+        return None
+    outside = [i for i in (*params.logit_bias, *params.banned_ids) if not 0 <= i < vocab_size]
+    if outside:
+        raise InputError(
+            f"token id {outside[0]} is not in the vocabulary", f"use ids from 0 to {vocab_size - 1}"
+        )
+    if len(params.banned_ids) >= vocab_size:
+        raise InputError("every token is banned, so nothing can be answered", "ban fewer ids")
+    bias = torch.zeros(vocab_size, device=device)
+    for token, value in params.logit_bias.items():
+        bias[token] = value
+    bias[list(params.banned_ids)] = float("-inf")
+    return bias
+
+
+def _keep_nucleus(scores: Tensor, top_p: float) -> Tensor:
+    """Keep the smallest set of most likely tokens whose probability reaches `top_p` (Holtzman et al., arXiv
+    1904.09751).
+    """
+    log_total = scores.logsumexp(0)
+    guess = min(_NUCLEUS_GUESS, scores.shape[0])
+    for count in (guess, scores.shape[0]):
+        values, ids = scores.topk(count)
+        mass = (values - log_total).exp().cumsum(0)
+        if count == scores.shape[0] or float(mass[-1]) >= top_p:
+            break
+    keep = ids[: int((mass < top_p).sum()) + 1]
+    kept = torch.full_like(scores, float("-inf"))
+    kept[keep] = scores[keep]
+    return kept

@@ -1,0 +1,86 @@
+"""One answer in the making: its tokens, their slots, and how far the head's rows are true."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from treeeagle_edge.kv_pool import KVPool
+
+
+class LiveSequence:
+    """Tokens whose KV is in the pool, in reading order.
+
+    Slots under way (a tree's, a throwaway) are borrowed until committed. `close` gives everything back
+    whatever happened before, so an interrupt anywhere loses no slot. Invariant while drafting: the rows of
+    `pending` are the features of the tokens before head_tokens, head_tokens + 1, ..., len(self), the last of
+    which is the root that is not committed yet.
+    """
+
+    def __init__(
+        self,
+        pool: KVPool,
+        prompt: Sequence[int],
+        *,
+        with_head: bool,
+        reuse: bool,
+        capacity: int,
+        device: torch.device,
+    ) -> None:
+        """Share the longest cached prefix of `prompt`; `capacity` bounds the slot table, in tokens."""
+        self._pool = pool
+        self.with_head = with_head
+        match = pool.match(prompt, with_head=with_head) if reuse else None
+        self.slots: list[int] = match.slots if match else []
+        self.head_tokens = match.head_tokens if match else 0  # leading tokens whose head rows are true
+        self.cached_tokens = len(self.slots)
+        self.tokens: list[int] = list(prompt[: self.cached_tokens])
+        self.borrowed: list[int] = []
+        self.pending: list[Tensor] = []  # [rows, taps * Ht] each: no head rows yet
+        self._device = device
+        self._table = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self._table[: len(self.slots)] = torch.tensor(self.slots, dtype=torch.int64, device=device)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def table(self, start: int, stop: int) -> Tensor:
+        """[stop - start] int64 slots of the tokens start .. stop - 1, the announced root included."""
+        return self._table[start:stop]
+
+    def borrow(self, count: int) -> list[int]:
+        """Take slots that are given back unless committed."""
+        taken = self._pool.take(count)
+        self.borrowed.extend(taken)
+        return taken
+
+    def announce(self, slots: Sequence[int]) -> None:
+        """Write borrowed slots behind the committed ones into the table, so that a head pass can read them."""
+        start = len(self.tokens)
+        self._table[start : start + len(slots)] = torch.tensor(slots, dtype=torch.int64, device=self._device)
+
+    def commit(self, tokens: Sequence[int], slots: Sequence[int], features: Tensor | None = None) -> None:
+        """Append tokens with the borrowed slots that hold their KV, and give the other borrowed ones back.
+
+        No KV moves. `features` [rows, taps * Ht] of a verify pass are kept for the head rows of the tokens
+        after them.
+        """
+        root_row_written = not self.pending
+        self.announce(slots)
+        self.tokens.extend(tokens)
+        self.slots.extend(slots)
+        kept = set(slots)
+        rest, self.borrowed = [slot for slot in self.borrowed if slot not in kept], []
+        self._pool.release(rest)
+        if features is not None and self.with_head:
+            self.head_tokens += root_row_written
+            self.pending.append(features)
+
+    def close(self) -> None:
+        """Give borrowed slots back and leave the committed ones to the pool as a cached prefix."""
+        borrowed, self.borrowed = self.borrowed, []
+        self._pool.release(borrowed)
+        slots, self.slots = self.slots, []
+        self._pool.store(self.tokens, slots, self.head_tokens)

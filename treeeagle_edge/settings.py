@@ -1,0 +1,23 @@
+"""The options that chat and bench share, as the person gave them: None means "let the profile decide"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Which model runs where, and how it drafts. Sampling is kept apart, in `SamplingParams`."""
+
+    model: str | None = None  # a name, a Hugging Face directory, a .gguf file or an org/name of the hub
+    head: str | None = None  # a name, a directory or an org/name of the hub
+    bits: int | None = None  # 4, 8, 16 or 32
+    device: str | None = None  # "cpu", "cuda", "cuda:1"
+    profile: str | None = None  # a shipped name or a YAML file
+    context: int | None = None  # tokens
+    threads: int | None = None
+    speculate: bool = True
+    depth: int | None = None
+    branching: int | None = None
+    nodes: int | None = None
+    exact: bool = False

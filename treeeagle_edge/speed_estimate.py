@@ -1,0 +1,75 @@
+"""What speed to expect, by arithmetic: bytes a step over memory bandwidth, and what a tree costs and gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from treeeagle_edge.plan import head_bytes, slot_bytes, step_bytes
+from treeeagle_edge.run_plan import RunPlan
+
+# Tokens of context whose K and V the expected speed reads along with the weights.
+_TYPICAL_CONTEXT = 512
+# Share of the bandwidth that matrix-vector kernels reach, low and high.
+_KERNEL_SHARE = (0.60, 0.75)
+# Seconds a decoder layer costs beyond its weights (small operations and their dispatch), low and high.
+_LAYER_OVERHEAD = {"cpu": (150e-6, 300e-6), "cuda": (10e-6, 60e-6)}
+# Tokens a round (accepted + 1) of a healthy EAGLE-3 head on chat, low and high.
+_TOKENS_PER_ROUND = (2.0, 3.0)
+# Cost of a pass over M rows against one row, by device and bits: (rows, ratio), measured; between them interpolated.
+_VERIFY_COST = {
+    ("cpu", 4): ((1, 1.0), (2, 1.05), (8, 1.6), (16, 2.4), (64, 9.0)),
+    ("cpu", 8): ((1, 1.0), (2, 1.3), (4, 1.8), (8, 3.5), (16, 6.8), (64, 27.0)),
+    ("cpu", 16): ((1, 1.0), (4, 1.0), (8, 1.2), (16, 2.2), (32, 2.2), (64, 3.4)),
+    ("cpu", 32): ((1, 1.0), (2, 1.8), (16, 1.8), (32, 3.2), (64, 5.3)),
+    ("cuda", 0): ((1, 1.0), (16, 1.05), (32, 1.3), (64, 2.1), (256, 8.0)),
+}
+
+
+@dataclass(frozen=True)
+class SpeedEstimate:
+    """Tokens per second. The ceiling is bandwidth over bytes; ranges are (low, high)."""
+
+    bandwidth: float  # GB/s
+    step_bytes: int  # weights that one step reads
+    ceiling: float
+    plain: tuple[float, float]
+    tree: tuple[float, float] | None  # None without a head
+    verify_cost: float | None  # a pass over the tree against a pass over one row
+
+
+def estimate_speed(plan: RunPlan, bandwidth: float, *, verify_cost: float | None = None) -> SpeedEstimate:
+    """Expected speed of `plan` on memory of `bandwidth` GB/s.
+
+    `verify_cost`: measured cost of a pass over the tree's rows against one row; without it the table serves.
+    A tree round costs depth passes of the head and one verify pass, and yields 2 to 3 tokens with a head that fits.
+    """
+    kind = plan.device.partition(":")[0]
+    model, head, tree = plan.model.config, plan.model.head, plan.tree
+    nbytes = step_bytes(model, plan.bits, plan.device)
+    ideal = nbytes / (bandwidth * 1e9)
+    real = ideal + min(_TYPICAL_CONTEXT, plan.context) * slot_bytes(model, None, plan.bits) / (
+        bandwidth * 1e9
+    )
+    overhead = _LAYER_OVERHEAD[kind]
+    slow = real / _KERNEL_SHARE[0] + overhead[1] * model.num_layers
+    fast = real / _KERNEL_SHARE[1] + overhead[0] * model.num_layers
+    if tree is None or head is None:
+        return SpeedEstimate(bandwidth, nbytes, 1 / ideal, (1 / slow, 1 / fast), None, None)
+    cost = verify_cost if verify_cost is not None else table_verify_cost(kind, plan.bits, tree.nodes + 1)
+    draft_ideal = head_bytes(head, plan.bits) / (bandwidth * 1e9)
+    slow_draft = tree.depth * (draft_ideal / _KERNEL_SHARE[0] + 2 * overhead[1])
+    fast_draft = tree.depth * (draft_ideal / _KERNEL_SHARE[1] + 2 * overhead[0])
+    low, high = _TOKENS_PER_ROUND
+    rounds = (low / (slow * cost + slow_draft), high / (fast * cost + fast_draft))
+    return SpeedEstimate(bandwidth, nbytes, 1 / ideal, (1 / slow, 1 / fast), rounds, cost)
+
+
+def table_verify_cost(kind: str, bits: int, rows: int) -> float:
+    """Cost of a pass over `rows` rows against one row: interpolated in the table, in proportion beyond its end."""
+    points = _VERIFY_COST.get((kind, bits)) or _VERIFY_COST[("cuda", 0)]
+    for (low, low_cost), (high, high_cost) in pairwise(points):
+        if rows <= high:
+            return low_cost + (high_cost - low_cost) * (rows - low) / (high - low)
+    last_rows, last_cost = points[-1]
+    return last_cost * rows / last_rows

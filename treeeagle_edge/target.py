@@ -1,0 +1,177 @@
+"""The target: one decoder for the Llama family (Llama, Vicuna, Mistral, Qwen2, Qwen3, MiniCPM, SmolLM2), written around the slot pool.
+
+A pass takes M rows, whatever they are: one token, a draft tree or a piece of a prompt. What a row may read is the view's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from treeeagle_edge.checkpoint import Checkpoint
+from treeeagle_edge.kernels.dispatch import attention
+from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.linear import check_bits
+from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.rope import RotaryTable, rotate
+from treeeagle_edge.target_weights import LayerWeights, TargetWeights, load_weights
+
+_EXACT_MULTIPLE = 8  # rows: with multiples of 8 every product here treats all row positions alike (measured)
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """What one pass gives, row by row, in the compute dtype."""
+
+    hidden: Tensor  # [M, H] after the final norm: what `Target.logits` takes
+    features: Tensor  # [M, len(taps) * H] the residual stream at the taps, before the final norm
+
+
+class Target:
+    """A loaded model. It holds weights and rotary tables; keys and values belong to the caller's KVStore."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: TargetWeights,
+        *,
+        bits: int,
+        context: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        """`context`: tokens planned for; `dtype`: compute dtype, that of the embedding."""
+        self.config = config
+        self.bits = bits
+        self.context = context
+        self.device = device
+        self.dtype = dtype
+        self._weights = weights
+        self._rope = RotaryTable(config.rope, config.head_dim, context, device)
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Dtype that keys and values are to be stored in: the compute dtype."""
+        return self.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and rotary tables."""
+        return self._weights.nbytes + self._rope.nbytes
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """[M] int64 -> [M, H]: rows of embed_tokens as stored, without MiniCPM's scale, in the compute dtype."""
+        return self._weights.embedding.index_select(0, ids)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, H] `TargetOutput.hidden` -> [R, V] float32."""
+        if self.config.logit_scale != 1.0:
+            hidden = hidden * self.config.logit_scale
+        return self._weights.lm_head(hidden).float()
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        view: AttentionView,
+        store: KVStore,
+        taps: tuple[int, ...],
+    ) -> TargetOutput:
+        """One pass over M rows: writes their keys and values into `store` at `slots`, then attends through `view`.
+
+        ids, positions, slots: [M] int64; slots of padding rows may repeat. taps: indices into Hugging Face's `hidden_states`: 0 is the
+        (scaled) embedding, i the residual stream after layer i - 1; num_layers is the normalised output, as there.
+        """
+        config = self.config
+        # the residual stream is float32: sixty additions in 16 bits cost more than they save
+        x = self.embed(ids).float()
+        if config.embedding_scale != 1.0:
+            x = x * config.embedding_scale
+        rotation = self._rope.rows(positions)
+        tapped: dict[int, Tensor] = {}
+        keys, values = store.keys.unbind(0), store.values.unbind(0)
+        for index, layer in enumerate(self._weights.layers):
+            if index in taps:
+                tapped[index] = x.to(self.dtype, copy=True)
+            mixed = self._attend(layer, x, rotation, slots, view, keys[index], values[index])
+            x = x.add_(mixed, alpha=config.residual_scale)
+            x = x.add_(self._mlp(layer, x), alpha=config.residual_scale)
+        hidden = self._norm(x, self._weights.final_norm)
+        tapped[config.num_layers] = hidden
+        features = torch.cat([tapped[tap] for tap in taps], dim=-1) if taps else hidden[:, :0]
+        return TargetOutput(hidden, features)
+
+    def _attend(
+        self,
+        layer: LayerWeights,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        slots: Tensor,
+        view: AttentionView,
+        keys: Tensor,
+        values: Tensor,
+    ) -> Tensor:
+        """x: [M, H] float32; keys, values: [slots, kv_heads, head_dim] of this layer. Returns the branch's [M, H]."""
+        config = self.config
+        rows, heads, kv_heads, dim = x.shape[0], config.num_heads, config.num_kv_heads, config.head_dim
+        qkv = layer.qkv(self._norm(x, layer.input_norm)).view(rows, heads + 2 * kv_heads, dim)
+        rotating = qkv[:, : heads + kv_heads]
+        if layer.qk_norm is not None:
+            rotating = F.rms_norm(rotating.float(), (dim,), None, config.rms_norm_eps) * layer.qk_norm
+        rotated = rotate(rotating, *rotation)
+        keys.index_copy_(0, slots, rotated[:, heads:].to(keys.dtype))
+        values.index_copy_(0, slots, qkv[:, heads + kv_heads :].to(values.dtype))
+        mixed = attention(rotated[:, :heads], keys, values, view)
+        return layer.output(mixed.reshape(rows, heads * dim).to(self.dtype))
+
+    def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
+        """x: [M, H] float32. Returns the branch's [M, H], SiLU gated."""
+        wide = layer.gate_up(self._norm(x, layer.mlp_norm))
+        half = self.config.intermediate_size
+        return layer.down(F.silu(wide[:, :half]).mul_(wide[:, half:]))
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMSNorm in float32, then the compute dtype."""
+        return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps).to(self.dtype)
+
+
+def exact_rows(nodes: int) -> int:
+    """Rows that every pass of an exact session is padded to, so that `nodes` tree rows (the root included) fit."""
+    return max(1, -(-nodes // _EXACT_MULTIPLE)) * _EXACT_MULTIPLE
+
+
+def compute_dtype(bits: int, device: torch.device, family: str) -> torch.dtype:
+    """fp32 for 32 bits, else bf16; fp16 only on CUDA cards without bf16, and never for Qwen2, whose activations overflow it."""
+    if bits == 32:
+        return torch.float32
+    if device.type == "cuda" and family != "qwen2" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.float16
+    return torch.bfloat16
+
+
+def load_target(
+    checkpoint: Checkpoint,
+    *,
+    bits: int,
+    context: int,
+    device: torch.device,
+    progress: Callable[[int, int], None] | None = None,
+) -> Target:
+    """Load `checkpoint` at `bits` (4, 8, 16 or 32) for a planned `context` (tokens); `progress` gets (tensors done, all).
+
+    Raises InputError for a missing or misshapen tensor, CannotRunError where this machine cannot run the width or device.
+    """
+    check_bits(bits, device)
+    config = checkpoint.config
+    dtype = compute_dtype(bits, device, config.family)
+    with torch.inference_mode():
+        weights = load_weights(checkpoint, bits=bits, device=device, dtype=dtype, progress=progress)
+    return Target(config, weights, bits=bits, context=context, device=device, dtype=dtype)

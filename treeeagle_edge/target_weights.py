@@ -1,0 +1,152 @@
+"""The weights of a target as one pass wants them: Q, K, V in one matrix, gate and up in another, all at the chosen width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from treeeagle_edge.checkpoint import Checkpoint
+from treeeagle_edge.errors import InputError
+from treeeagle_edge.linear import DenseLinear, Linear, make_linear
+from treeeagle_edge.tensor_shapes import expected_shapes
+
+Progress = Callable[[int, int], None]  # (tensors done, tensors in all)
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One decoder layer. Norms are float32."""
+
+    input_norm: Tensor  # [H]
+    qkv: Linear  # H -> (heads + 2 kv_heads) * head_dim
+    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
+    output: Linear  # heads * head_dim -> H
+    mlp_norm: Tensor  # [H]
+    gate_up: Linear  # H -> 2 I
+    down: Linear  # I -> H
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        norms = self.input_norm.nbytes + self.mlp_norm.nbytes + (0 if self.qk_norm is None else self.qk_norm.nbytes)
+        return norms + sum(linear.nbytes for linear in (self.qkv, self.output, self.gate_up, self.down))
+
+
+@dataclass(frozen=True)
+class TargetWeights:
+    """Everything a target reads. A tied lm_head in the compute dtype is the embedding itself."""
+
+    embedding: Tensor  # [V, H], compute dtype
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor  # [H] float32
+    lm_head: Linear  # H -> V
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, a shared embedding counted once."""
+        shared = isinstance(self.lm_head, DenseLinear) and self.lm_head.weight is self.embedding
+        head = 0 if shared else self.lm_head.nbytes
+        layers = sum(layer.nbytes for layer in self.layers)
+        return self.embedding.nbytes + layers + self.final_norm.nbytes + head
+
+
+def lm_head_bits(bits: int, device: torch.device) -> int:
+    """Width of lm_head when the layers have `bits`.
+
+    On the CPU 8 bits at most: it is a quarter of a small model's bytes, and int8 costs it nothing that shows, while NF4 there
+    would. On CUDA quantised targets keep it at 16 bits.
+    """
+    if bits >= 16:
+        return bits
+    return 8 if device.type == "cpu" else 16
+
+
+def load_weights(
+    checkpoint: Checkpoint, *, bits: int, device: torch.device, dtype: torch.dtype, progress: Progress | None
+) -> TargetWeights:
+    """Read, convert and place the tensors of `checkpoint` one by one, so that little more than the result is held at any time.
+
+    Raises InputError for a tensor that is missing or has another shape than the config asks, naming it.
+    """
+    reader = _Reader(checkpoint, device, progress)
+    config = checkpoint.config
+    raw = reader.tensor("model.embed_tokens.weight")
+    embedding = raw.to(device=device, dtype=dtype).contiguous()
+    head_bits = lm_head_bits(bits, device)
+    if config.tie_word_embeddings and head_bits >= 16:
+        lm_head: Linear = DenseLinear(embedding, None)
+    else:
+        source = raw if config.tie_word_embeddings else reader.tensor("lm_head.weight")
+        lm_head = make_linear(source, None, bits=head_bits, device=device, dtype=dtype)
+    del raw
+    layers = tuple(_load_layer(reader, index, bits, dtype) for index in range(config.num_layers))
+    return TargetWeights(embedding, layers, reader.norm("model.norm.weight"), lm_head)
+
+
+def _load_layer(reader: _Reader, index: int, bits: int, dtype: torch.dtype) -> LayerWeights:
+    prefix = f"model.layers.{index}."
+    config = reader.config
+
+    def linear(names: tuple[str, ...], with_bias: bool) -> Linear:
+        weight = reader.joined([f"{prefix}{name}.weight" for name in names])
+        bias = reader.joined([f"{prefix}{name}.bias" for name in names]) if with_bias else None
+        return make_linear(weight, bias, bits=bits, device=reader.device, dtype=dtype)
+
+    qk_norm = None
+    if config.qk_norm:
+        q_norm, k_norm = (reader.norm(f"{prefix}self_attn.{which}_norm.weight") for which in "qk")
+        qk_norm = torch.cat((q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1)))
+    attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    return LayerWeights(
+        input_norm=reader.norm(prefix + "input_layernorm.weight"),
+        qkv=linear(attention, config.attention_bias),
+        qk_norm=qk_norm,
+        output=linear(("self_attn.o_proj",), config.output_bias),
+        mlp_norm=reader.norm(prefix + "post_attention_layernorm.weight"),
+        gate_up=linear(("mlp.gate_proj", "mlp.up_proj"), False),
+        down=linear(("mlp.down_proj",), False),
+    )
+
+
+class _Reader:
+    """Tensors of a checkpoint, checked for presence and shape, with progress."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device, progress: Progress | None) -> None:
+        self.config = checkpoint.config
+        self.device = device
+        self._checkpoint = checkpoint
+        self._names = checkpoint.names()
+        self._shapes = expected_shapes(checkpoint.config)
+        self._progress = progress
+        self._done = 0
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor as stored, on the CPU."""
+        expected = self._shapes[name]
+        if name not in self._names:
+            raise InputError(
+                f"tensor {name} of shape {list(expected)} is missing from {self._checkpoint.path}",
+                "download the model again; a file may be missing",
+            )
+        tensor = self._checkpoint.tensor(name)
+        if tuple(tensor.shape) != expected:
+            raise InputError(
+                f"tensor {name} has shape {list(tensor.shape)}, the config asks for {list(expected)}",
+                "config and weights belong to different models; download both again",
+            )
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, len(self._shapes))
+        return tensor
+
+    def joined(self, names: list[str]) -> Tensor:
+        """Several tensors stacked along their output channels."""
+        tensors = [self.tensor(name) for name in names]
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+    def norm(self, name: str) -> Tensor:
+        """A norm's weight, float32, on the device."""
+        return self.tensor(name).to(device=self.device, dtype=torch.float32)
