@@ -106,10 +106,10 @@ pip_install() {
   : >"$log"
   local status=0 pip=(env PIP_USER=0 "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --retries 3 --log "$log")
   if [ -t 2 ]; then
-    "${pip[@]}" "$@" 2>>"$log" >&2 9<&- </dev/null || status=$?
+    "${pip[@]}" "$@" >&2 2>>"$log" 9<&- </dev/null || status=$?
   else # no bar without a terminal: a line for each large download will do
     "${pip[@]}" "$@" 2>>"$log" 9<&- </dev/null |
-      awk '/ (Downloading|Using cached) .* MB\)/ { print; fflush() } /^Installing/ { print "  Installing"; fflush() }' >&2 || status=$?
+      awk '/ (Downloading|Using cached) .* [MG]B\)/ { print; fflush() } /^Installing/ { print "  Installing"; fflush() }' >&2 || status=$?
   fi
   # nothing was touched unless pip came as far as installing
   if [ "$status" -eq 0 ] || ! grep -q 'Installing collected packages' "$log"; then rm -f "$installing"; fi
@@ -165,7 +165,10 @@ set_up() { # run | test
   [ "$1" = run ] || extra="[test]"
   find_python
   take_lock
-  if is_ready "$1"; then return; fi # by the set-up that was waited for
+  if is_ready "$1"; then # by the set-up that was waited for
+    exec 9<&-
+    return
+  fi
   trap 'say "interrupted; the same command goes on with the set-up"; exit 130' INT
   say "setting up, once"
   make_environment

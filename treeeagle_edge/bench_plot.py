@@ -51,15 +51,11 @@ def _draw_speed(axes: Any, document: Document) -> None:
     for label, key, shift, colour in arms:
         shown = [(at, entry) for at, entry in enumerate(entries) if entry[key] is not None]
         if shown:
-            axes.bar(
-                [at + shift for at, _ in shown],
-                [entry[key] for _, entry in shown],
-                width=0.38,
-                yerr=[entry[f"{key}_sd"] or 0.0 for _, entry in shown],
-                capsize=3,
-                color=colour,
-                label=label,
-            )
+            places, heights = [at + shift for at, _ in shown], [entry[key] for _, entry in shown]
+            axes.bar(places, heights, width=0.38, color=colour, label=label)
+            deviations = [entry[f"{key}_sd"] for _, entry in shown]
+            if None not in deviations:
+                axes.errorbar(places, heights, yerr=deviations, fmt="none", ecolor="black", capsize=3)
     for at, entry in enumerate(entries):
         if entry["speedup"] is not None:
             axes.annotate(
@@ -72,7 +68,8 @@ def _draw_speed(axes: Any, document: Document) -> None:
     axes.set_xticks(range(len(entries)), [entry["name"] for entry in entries], rotation=15)
     axes.set_ylabel("tokens a second")
     axes.set_title("speed by scenario")
-    axes.legend(loc="lower right")
+    axes.margins(y=0.2)  # room for the legend above the bars
+    axes.legend(loc="upper left", ncols=2)
 
 
 def _draw_depth(axes: Any, document: Document) -> None:
@@ -90,7 +87,7 @@ def _draw_depth(axes: Any, document: Document) -> None:
             )
     axes.set_ylim(0, 100)
     axes.set_xlabel("depth in the tree")
-    axes.set_ylabel("% of trees walked to this depth")
+    axes.set_ylabel("% of trees whose walk got there")
     axes.set_title("acceptance by depth")
     if axes.lines:
         axes.legend(fontsize=8)

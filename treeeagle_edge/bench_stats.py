@@ -30,9 +30,7 @@ class BenchRow:
     speedup: Figure | None  # the ratio of the two means; the deviation is that of the ratios by repetition
     tokens_per_round: float | None  # sum of (accepted + 1) over verify passes, before cutting, by passes
     accepted_pct: float | None  # accepted tokens in 100 levels that the trees offered
-    acceptance_by_depth: tuple[
-        float, ...
-    ]  # share of the trees with that level whose walk got to it; from depth 1
+    acceptance_by_depth: tuple[float, ...]  # share of the trees whose walk got there; from depth 1
     ttft_ms: Figure | None  # of the tree arm, or of the plain one alone
     peak_bytes: int  # most memory in use during any of these answers
     pairs: int
@@ -123,9 +121,11 @@ def _speedup(plain: dict[int, float], tree: dict[int, float]) -> Figure | None:
 
 def _by_depth(samples: Sequence[Sample]) -> tuple[float, ...]:
     deepest = max((len(sample.offered) for sample in samples), default=0)
-    offered, reached = [0] * deepest, [0] * deepest
+    reached = [0] * deepest
     for sample in samples:
-        for depth, (level, walk) in enumerate(zip(sample.offered, sample.reached, strict=True)):
-            offered[depth] += level
-            reached[depth] += walk
-    return tuple(walk / level for walk, level in zip(reached, offered, strict=True))
+        for depth, walks in enumerate(sample.reached):
+            reached[depth] += walks
+    # By all trees, not by those that had the level: a deep tree is drawn where much will be accepted, so the
+    # latter would rise with depth. Summed up, these shares are the accepted tokens a tree.
+    trees = sum(sample.offered[0] for sample in samples if sample.offered)
+    return tuple(walks / trees for walks in reached)

@@ -27,7 +27,9 @@ class HeadConfig:
     def num_parameters(self) -> int:
         """Weights the head adds to memory, its own embedding included where it has one."""
         h, wide = self.hidden_size, 2 * self.hidden_size
-        attention = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim * wide + self.num_heads * self.head_dim * h
+        attention = (
+            self.num_heads + 2 * self.num_kv_heads
+        ) * self.head_dim * wide + self.num_heads * self.head_dim * h
         mlp = 3 * h * self.intermediate_size
         fc = h * self.num_taps * self.target_hidden_size
         norms = 4 * h

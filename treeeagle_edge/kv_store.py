@@ -24,7 +24,9 @@ class KVStore:
     ) -> KVStore:
         """Reserve the whole store; slots never grow afterwards."""
         shape = (layers, slots, kv_heads, head_dim)
-        return cls(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+        return cls(
+            torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
+        )
 
     @property
     def nbytes(self) -> int:

@@ -56,7 +56,9 @@ class Int8Linear:
         """Quantise weight [out, in] of any floating dtype, symmetrically; bias [out] or None."""
         wide = weight.float()
         # the product takes bf16 scales: rounding them first keeps that error out of the weights
-        scales = wide.abs().amax(dim=1).div_(127.0).clamp_(min=torch.finfo(torch.float32).tiny).to(torch.bfloat16)
+        scales = (
+            wide.abs().amax(dim=1).div_(127.0).clamp_(min=torch.finfo(torch.float32).tiny).to(torch.bfloat16)
+        )
         self.weight = torch.round(wide / scales[:, None].float()).clamp_(-127, 127).to(torch.int8)
         self.scales = scales
         self.bias = None if bias is None else bias.to(torch.bfloat16)
@@ -83,7 +85,11 @@ class Nf4Linear:
             in_size, out_size, bias=False, compute_dtype=dtype, compress_statistics=False, quant_type="nf4"
         )
         layer.weight = bnb.nn.Params4bit(
-            weight.to(dtype), requires_grad=False, quant_type="nf4", compress_statistics=False, blocksize=_NF4_BLOCK
+            weight.to(dtype),
+            requires_grad=False,
+            quant_type="nf4",
+            compress_statistics=False,
+            blocksize=_NF4_BLOCK,
         )
         layer = layer.to(device).eval()
         repackable = out_size % _NF4_CPU_ROWS == 0 and in_size % _NF4_BLOCK == 0
@@ -119,7 +125,9 @@ class CudaInt8Linear:
         bnb = _bitsandbytes()
         out_size, in_size = weight.shape
         layer = bnb.nn.Linear8bitLt(in_size, out_size, bias=False, has_fp16_weights=False, threshold=0.0)
-        layer.weight = bnb.nn.Int8Params(weight.to(torch.float16), requires_grad=False, has_fp16_weights=False)
+        layer.weight = bnb.nn.Int8Params(
+            weight.to(torch.float16), requires_grad=False, has_fp16_weights=False
+        )
         self._layer = layer.to(device).eval()
         self._out_size = out_size
         self.bias = None if bias is None else bias.to(device=device, dtype=dtype)

@@ -21,7 +21,9 @@ class RopeConfig:
     short_factor: tuple[float, ...] | None = None  # longrope, [head_dim / 2]
     long_factor: tuple[float, ...] | None = None  # longrope, [head_dim / 2]
     attention_factor: float | None = None  # longrope, yarn; None means the formula of the paper
-    freq_divisors: tuple[float, ...] | None = None  # GGUF `rope_freqs`, [head_dim / 2]: divides the inverse frequencies
+    freq_divisors: tuple[float, ...] | None = (
+        None  # GGUF `rope_freqs`, [head_dim / 2]: divides the inverse frequencies
+    )
 
 
 @dataclass(frozen=True)

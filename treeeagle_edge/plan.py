@@ -104,7 +104,7 @@ def block_bytes(model: ModelConfig, bits: int) -> int:
     return model.num_layers * (linears + norms * 4 + biases * compute_bytes(bits)) + h * 4
 
 
-def rotary_bytes(model: ModelConfig, context: int) -> int:
+def rotary_bytes(model: ModelConfig | HeadConfig, context: int) -> int:
     """Bytes of the cosines and sines of every planned position, fp32."""
     return (context + _ROTARY_MARGIN) * model.head_dim * 4
 
@@ -128,8 +128,9 @@ def embedding_bytes(model: ModelConfig, bits: int, device: str) -> int:
 
 def head_bytes(head: HeadConfig, bits: int) -> int:
     """Bytes of the draft head, which keeps a float dtype whatever the target's bits."""
-    index_map = 8 * head.draft_vocab_size if head.draft_vocab_size != head.vocab_size else 0
-    return head.num_parameters * compute_bytes(bits) + index_map
+    return (
+        head.num_parameters * compute_bytes(bits) + 8 * head.draft_vocab_size
+    )  # with an int64 map of its ids
 
 
 def slot_bytes(model: ModelConfig, head: HeadConfig | None, bits: int) -> int:
@@ -145,8 +146,8 @@ def head_row_bytes(head: HeadConfig, bits: int) -> int:
 
 def pool_bytes(model: ModelConfig, head: HeadConfig | None, bits: int, slots: int) -> int:
     """Bytes of the whole pool: `slots`, one more that padding rows write to, and the head's scratch rows."""
-    scratch = SCRATCH_ROWS * head_row_bytes(head, bits) if head is not None else 0
-    return (slots + 1) * slot_bytes(model, head, bits) + scratch
+    drafting = (slots + SCRATCH_ROWS) * head_row_bytes(head, bits) if head is not None else 0
+    return (slots + 1) * slot_bytes(model, None, bits) + drafting
 
 
 def step_bytes(model: ModelConfig, bits: int, device: str) -> int:
@@ -228,7 +229,11 @@ def _lines(
     if head is not None:
         kind = "fp32" if bits == 32 else "fp16" if device.startswith("cuda") else "bf16"
         lines.append(
-            PlanLine(f"head ({kind})", head_bytes(head, bits), f"{head.draft_vocab_size:,} draft tokens")
+            PlanLine(
+                f"head ({kind})",
+                head_bytes(head, bits) + rotary_bytes(head, context),
+                f"{head.draft_vocab_size:,} draft tokens",
+            )
         )
     tail = f"context {context:,}" + (f" and a tree of {tree.nodes} nodes" if tree is not None else "")
     lines.append(PlanLine(f"KV, {slots:,} slots", pool_bytes(model, head, bits, slots), tail))

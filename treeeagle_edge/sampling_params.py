@@ -39,11 +39,15 @@ class SamplingParams:
         ):
             value = getattr(self, name)
             if not low <= value <= high:  # also refuses NaN
-                raise UsageError(f"{name.replace('_', '-')} is {value}, which is out of range", f"use {low:g} to {high:g}")
+                raise UsageError(
+                    f"{name.replace('_', '-')} is {value}, which is out of range", f"use {low:g} to {high:g}"
+                )
         if self.top_p == 0.0:
             raise UsageError("top-p is 0, which leaves no token", "use a value above 0 and at most 1")
         if self.top_k < 0:
-            raise UsageError(f"top-k is {self.top_k}, which is out of range", "use 0 (off) or a positive number")
+            raise UsageError(
+                f"top-k is {self.top_k}, which is out of range", "use 0 (off) or a positive number"
+            )
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UsageError(f"max-tokens is {self.max_tokens}, which is out of range", "use 1 or more")
         if not 0 <= self.seed < 2**63:

@@ -152,7 +152,11 @@ def compute_dtype(bits: int, device: torch.device, family: str) -> torch.dtype:
     """fp32 for 32 bits, else bf16; fp16 only on CUDA cards without bf16, and never for Qwen2, whose activations overflow it."""
     if bits == 32:
         return torch.float32
-    if device.type == "cuda" and family != "qwen2" and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if (
+        device.type == "cuda"
+        and family != "qwen2"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
         return torch.float16
     return torch.bfloat16
 

@@ -31,7 +31,11 @@ class LayerWeights:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        norms = self.input_norm.nbytes + self.mlp_norm.nbytes + (0 if self.qk_norm is None else self.qk_norm.nbytes)
+        norms = (
+            self.input_norm.nbytes
+            + self.mlp_norm.nbytes
+            + (0 if self.qk_norm is None else self.qk_norm.nbytes)
+        )
         return norms + sum(linear.nbytes for linear in (self.qkv, self.output, self.gate_up, self.down))
 
 

@@ -310,3 +310,16 @@ def test_ctrl_c_while_loading_is_quiet():
     )
     assert run.returncode == 130
     assert "Traceback" not in run.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_behind_stdout():
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(
+            [*PROGRAM, "chat", "-p", "x"], stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE,
+            text=True, env=environment(), check=False,
+        )  # fmt: skip
+    assert run.returncode == 1
+    assert "error: the system says: No space left on device\n hint: " in run.stderr
+    assert "Traceback" not in run.stderr
+    assert "Exception" not in run.stderr

@@ -81,7 +81,7 @@ def test_transcript_of_a_card_that_fits(machine, capsys):
               KV, 8,473 slots       1.3 GB   context 8,192 and a tree of 24 nodes
               workspace            0.30 GB   chunks of 256 rows
               reserve              0.80 GB   desktop and driver
-              total               9.6 of 12.3 GB, fits; the longest context that fits is 24,372
+              total               9.6 of 12.3 GB, fits; the longest context that fits is 24,299
         speed ceiling 177 tok/s plain at 912 GB/s (data sheet); expect 85-125 plain, 99-210 with the tree
         verdict  fits. next: treeeagle chat (fetches 17.2 GB first)
         """

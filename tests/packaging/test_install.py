@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import shutil
 import signal
 import socket
@@ -35,6 +37,7 @@ case "$1 $2" in
       exit 1 ;;
     esac
     echo "  Downloading thing-1.whl (12.3 MB)"
+    echo "a complaint" >&2
     sleep "${STUB_PIP_SLEEPS:-0}"
     case "$*" in *--editable*) cp "$STUB/treeeagle" "$(dirname "$0")/treeeagle" ;; esac ;;
   "-m treeeagle_edge.fetch") exit "${STUB_FETCH:-0}" ;;
@@ -210,6 +213,31 @@ def test_two_at_once_set_up_once(place: Place) -> None:
     assert len(place.calls("--editable")) == 1
     assert sum("another set-up is running" in err for _, err in said) == 1
     assert [out for out, _ in said] == ["<chat>\n", "<chat>\n"]
+
+
+def test_a_terminal_gets_what_pip_draws_and_not_what_it_complains(place: Place) -> None:
+    ours, theirs = pty.openpty()
+    command = [str(place.root / "install.sh"), "chat"]
+    subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs, env=place.environment
+    )
+    os.close(theirs)
+    drawn = b""
+    with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+        while piece := os.read(ours, 4096):
+            drawn += piece
+    os.close(ours)
+    assert drawn.count(b"Downloading thing-1.whl") == 2
+    assert b"a complaint" not in drawn
+    assert "a complaint" in (place.root / ".venv" / "setup.log").read_text()
+
+
+def test_nobody_holds_the_lock_once_the_command_runs(place: Place) -> None:
+    code = "import os,sys; print(os.path.exists('/proc/self/fd/9') or os.path.exists('/dev/fd/9'))"
+    (place.stub / "treeeagle").write_text(f'#!/usr/bin/env bash\nexec "$STUB_REAL" -c "{code}"\n')
+    both = [place.start("chat", STUB_PIP_SLEEPS="0.3") for _ in range(2)]
+    said = [process.communicate(timeout=60) for process in both]
+    assert [out for out, _ in said] == ["False\n", "False\n"]
 
 
 def test_an_index_without_cpu_builds_is_followed_by_pytorchs_own(place: Place) -> None:

@@ -98,7 +98,8 @@ def test_tokens_a_round_and_accepted_share_are_different_things():
     row = bench_row("chat", TWO_REPETITIONS, [])
     assert row.tokens_per_round == pytest.approx((12 + 8) / 8)  # accepted + 1, by verify passes
     assert row.accepted_pct == pytest.approx(100 * 12 / 20)  # by the levels the trees offered
-    assert row.acceptance_by_depth == pytest.approx((6 / 8, 4 / 8, 2 / 4))
+    assert row.acceptance_by_depth == pytest.approx((6 / 8, 4 / 8, 2 / 8))  # by all trees, so it never rises
+    assert sum(row.acceptance_by_depth) == pytest.approx(row.tokens_per_round - 1)
 
 
 def test_a_repetition_is_pooled_over_its_prompts():

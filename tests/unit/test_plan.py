@@ -332,6 +332,6 @@ def test_planned_head_is_the_one_that_is_held(bits):
         dtype=torch.float32 if bits == 32 else torch.bfloat16,
         device=torch.device("cpu"),
     )
-    assert 0.97 * made.line("head").nbytes <= head.nbytes <= 1.02 * made.line("head").nbytes
+    assert head.nbytes <= made.line("head").nbytes <= 1.02 * head.nbytes
     alone = plan(DEMO, bits=bits, context=512, device="cpu", head=False).line("KV").nbytes
-    assert 0 <= made.line("KV").nbytes - alone - head.store.nbytes < 1000
+    assert made.line("KV").nbytes == alone + head.store.nbytes

@@ -16,7 +16,7 @@ from treeeagle_edge.cli.bench import bench_command
 from treeeagle_edge.cli.chat import chat_command
 from treeeagle_edge.cli.console import EXIT_INTERRUPT, EXIT_OK, abandon_stdout, print_error
 from treeeagle_edge.cli.profile import profile_command
-from treeeagle_edge.errors import TreeEagleError, UsageError
+from treeeagle_edge.errors import InputError, TreeEagleError, UsageError
 
 _BadParameter: type[Exception] = typer.BadParameter
 _OptionError: Any = _BadParameter.__mro__[2]  # base of every complaint about the command line
@@ -93,6 +93,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         abandon_stdout()
         return EXIT_OK
+    except OSError as problem:  # a full disk behind stdout, for one
+        abandon_stdout()
+        place = f" ({problem.filename})" if problem.filename else ""
+        refusal = InputError(
+            f"the system says: {problem.strerror or problem}{place}", "make room or check permissions"
+        )
+        print_error(refusal)
+        return refusal.exit_code
 
 
 def _as_usage_error(error: Any) -> UsageError:
