@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
-from treeeagle_edge.runtime import load_runtime
 
 from treeeagle_edge.bench import environment_of
 from treeeagle_edge.bench_prompts import builtin_prompts
@@ -30,6 +29,7 @@ from treeeagle_edge.bench_report import aligned_table
 from treeeagle_edge.bench_runner import Bench
 from treeeagle_edge.bench_samples import PLAIN, TREE, Case, first_difference
 from treeeagle_edge.models import resolve_model
+from treeeagle_edge.runtime import load_runtime
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.settings import RunSettings
 

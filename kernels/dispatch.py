@@ -29,7 +29,7 @@ _dispatcher = _Dispatcher()
 
 
 def available_backends() -> tuple[str, ...]:
-    """Names that `set_backend` takes; "reference" is the definition, "exact" does not depend on the shape of the pass."""
+    """Names for `set_backend`: "reference" is the definition, "exact" does not depend on the shape of the pass."""
     return tuple(_dispatcher.backends)
 
 

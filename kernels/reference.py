@@ -7,40 +7,47 @@ from torch import Tensor
 
 from treeeagle_edge.kernels.view import AttentionView
 
-MAX_SCORES = 8 * 2**20  # elements: longer prompts are attended in blocks of query rows that need no more at a time
+# elements: longer prompts are attended in blocks of query rows that need no more at a time
+MAX_SCORES = 8 * 2**20
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView) -> Tensor:
     """softmax(Q K^T / sqrt(head_dim)) V for the query rows of one pass, read through `view`.
 
-    query: [M, heads, head_dim], any floating dtype; keys, values: [slots, kv_heads, head_dim], of one layer; query head h
-    reads KV head h // (heads / kv_heads). Returns [M, heads, head_dim] in the dtype of `query`.
+    query: [M, heads, head_dim], any floating dtype; keys, values: [slots, kv_heads, head_dim], of one layer; query
+    head h reads KV head h // (heads / kv_heads). Returns [M, heads, head_dim] in the dtype of `query`.
 
     Q is scaled before the product and everything is accumulated in fp32, so that large Q and K cannot overflow a
-    16-bit range. K and V are never repeated for the grouped heads.
+    16-bit range. K and V are never repeated for the grouped heads. A slot that a row may not read never reaches it,
+    not even as 0 x NaN: a node whose numbers are not finite spoils itself and its descendants only.
     """
     scaled = query.float() * query.shape[-1] ** -0.5
     k, v = view.read(keys).float(), view.read(values).float()
-    bias = None if view.is_open else view.bias
+    hidden = None if view.is_open else view.hidden
+    if (
+        hidden is not None
+    ):  # weights of 0 do not silence NaN in V; a row that may read it has NaN scores from K
+        shared = view.prefix.shape[0]
+        v = torch.cat((v[:shared], v[shared:].nan_to_num(0.0, 0.0, 0.0)))
     rows, heads = query.shape[0], query.shape[1]
     step = max(1, MAX_SCORES // (heads * k.shape[0]))
     if rows <= step:
-        return _attend(scaled, k, v, bias).to(query.dtype)
+        return _attend(scaled, k, v, hidden).to(query.dtype)
     blocks = [
-        _attend(scaled[i : i + step], k, v, None if bias is None else bias[i : i + step])
+        _attend(scaled[i : i + step], k, v, None if hidden is None else hidden[i : i + step])
         for i in range(0, rows, step)
     ]
     return torch.cat(blocks).to(query.dtype)
 
 
-def _attend(scaled: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """scaled: [m, heads, hd]; k, v: [S, kv_heads, hd]; bias: [m, S]; all float32."""
+def _attend(scaled: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
+    """scaled: [m, heads, hd]; k, v: [S, kv_heads, hd], all float32; hidden: [m, S] bool."""
     rows, heads, dim = scaled.shape
     length, kv_heads = k.shape[0], k.shape[1]
     group = heads // kv_heads
     grouped = scaled.view(rows, kv_heads, group, dim).transpose(0, 1).reshape(kv_heads, rows * group, dim)
     scores = torch.bmm(grouped, k.permute(1, 2, 0))
-    if bias is not None:
-        scores.view(kv_heads, rows, group, length).add_(bias[:, None])
+    if hidden is not None:
+        scores.view(kv_heads, rows, group, length).masked_fill_(hidden[:, None], float("-inf"))
     mixed = torch.bmm(torch.softmax(scores, dim=-1), v.transpose(0, 1))
     return mixed.view(kv_heads, rows, group, dim).transpose(0, 1).reshape(rows, heads, dim)

@@ -1,9 +1,10 @@
 """Attention whose result for a row depends on nothing but what the row reads, bit for bit.
 
-The plain reference multiplies all rows with all slots at once: its rounding changes with the number of rows and of slots, and
-with where an ancestor sits. Here each row gathers its own slots in reading order and walks them in blocks of fixed size, with a running
-softmax (Milakov and Gimelshein, arXiv 1805.02867). Blocks beyond a row's end change nothing: exp(-inf) is 0 and
-exp(0) is 1, exactly. With a fixed number of rows every product then has the same shape in every pass.
+The plain reference multiplies all rows with all slots at once: its rounding changes with the number of rows and of
+slots, and with where an ancestor sits. Here each row gathers its own slots in reading order and walks them in blocks
+of fixed size, with a running softmax (Milakov and Gimelshein, arXiv 1805.02867). Blocks beyond a row's end change
+nothing: exp(-inf) is 0 and exp(0) is 1, exactly. With a fixed number of rows every product then has the same shape
+in every pass.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ BLOCK = 64  # keys a step
 def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView) -> Tensor:
     """Same contract as `reference.attention`; equal bits for a row wherever its ancestors sit, for a given M.
 
-    query: [M, heads, head_dim]; keys, values: [slots, kv_heads, head_dim]; returns [M, heads, head_dim], dtype of query.
+    query: [M, heads, head_dim]; keys, values: [slots, kv_heads, head_dim]; the result is like `query`.
     """
     rows, heads, dim = query.shape
     kv_heads = keys.shape[1]
@@ -47,7 +48,7 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView) 
 
 
 def _by_head(gathered: Tensor, rows: int) -> Tensor:
-    """[rows * BLOCK, kv_heads, hd] -> [rows * kv_heads, BLOCK, hd] float32, contiguous: one matrix a row and KV head."""
+    """[rows * BLOCK, kv_heads, hd] -> [rows * kv_heads, BLOCK, hd] float32, contiguous: a matrix a row and head."""
     _, kv_heads, dim = gathered.shape
     by_head = gathered.view(rows, BLOCK, kv_heads, dim).transpose(1, 2).float()
     return by_head.reshape(rows * kv_heads, BLOCK, dim)

@@ -35,23 +35,25 @@ class AttentionView:
         return torch.cat((self.prefix, self.rows))
 
     @cached_property
-    def bias(self) -> Tensor:
-        """[M, T + R] float32: 0 where a query row may read a slot, -inf where it may not."""
-        bias = torch.zeros(self.visible.shape[0], self.slots.shape[0], device=self.prefix.device)
-        bias[:, self.prefix.shape[0] :].masked_fill_(~self.visible, float("-inf"))
-        return bias
+    def hidden(self) -> Tensor:
+        """[M, T + R] bool: True where a query row may not read a slot."""
+        shared = torch.zeros(
+            self.visible.shape[0], self.prefix.shape[0], dtype=torch.bool, device=self.prefix.device
+        )
+        return torch.cat((shared, ~self.visible), dim=1)
 
     @cached_property
     def is_open(self) -> bool:
-        """Whether every query row may read every slot, so that no bias is needed (plain decoding)."""
+        """Whether every query row may read every slot, so that no mask is needed (plain decoding)."""
         if self.visible.numel() == 1:
             return True  # a row always reads itself; no look at the device
         return self.visible.device.type == "cpu" and bool(self.visible.all())
 
     @cached_property
     def contiguous_range(self) -> tuple[int, int] | None:
-        """(first, stop) where `slots` are first, first + 1, ..., stop - 1; None elsewhere, and on other devices than the CPU,
-        where looking would cost a synchronisation.
+        """(first, stop) where `slots` are first, first + 1, ..., stop - 1, else None.
+
+        None too on other devices than the CPU, where looking would cost a synchronisation.
         """
         slots = self.slots
         if slots.device.type != "cpu" or slots.numel() == 0:

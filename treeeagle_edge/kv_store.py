@@ -1,4 +1,7 @@
-"""Storage of the slot pool: the tensors that hold keys and values. Which slot belongs to whom is `kv_pool`'s business."""
+"""Storage of the slot pool.
+
+The tensors that hold keys and values. Which slot belongs to whom is `kv_pool`'s business.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from torch import Tensor
 class KVStore:
     """Keys and values of the target, one row a slot, allocated once.
 
-    keys, values: [layers, slots, kv_heads, head_dim], dtype of the attention (fp32, bf16 or fp16), RoPE applied.
+    keys, values: [layers, slots, kv_heads, head_dim], dtype of the attention (fp32, bf16 or fp16), RoPE
+    applied.
     """
 
     keys: Tensor

@@ -95,7 +95,8 @@ def _dynamic_theta(rope: RopeConfig, head_dim: int, context: int) -> float:
 
 def _llama3(rope: RopeConfig, inverse: Tensor) -> Tensor:
     """Llama 3.1: long waves are slowed by `factor`, short ones kept, those between blended."""
-    assert rope.low_freq_factor is not None and rope.high_freq_factor is not None
+    assert rope.low_freq_factor is not None
+    assert rope.high_freq_factor is not None
     waves_in_context = _original(rope) * inverse / (2 * math.pi)
     blend = (waves_in_context - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     blend = blend.clamp(0.0, 1.0)

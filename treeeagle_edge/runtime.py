@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from treeeagle_edge.checkpoint import open_checkpoint
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.generation_defaults import GenerationDefaults
-from treeeagle_edge.hardware import detect
+from treeeagle_edge.hardware import Hardware, detect
 from treeeagle_edge.head import Head
 from treeeagle_edge.head_checkpoint import open_head
+from treeeagle_edge.known_models import find_known
 from treeeagle_edge.models import model_label, resolve_head, resolve_model
 from treeeagle_edge.passes import MAX_EXPANSIONS
 from treeeagle_edge.plan import MemoryPlan
+from treeeagle_edge.profile_config import MemoryProfile
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run, planned_model, require_fit
 from treeeagle_edge.settings import RunSettings
@@ -56,9 +59,7 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
     say = progress or (lambda line: None)
     hardware = detect(settings.device)
     profile = pick_profile(settings, hardware)
-    path = resolve_model(settings.model or profile.model, say)
-    plan = plan_run(settings, profile, hardware, planned_model(settings, profile))
-    require_fit(plan, settings, hardware)
+    path, plan = _plan_and_fetch(settings, profile, hardware, say)
     torch.set_num_threads(settings.threads or hardware.cpu.cores)
     device = torch.device(plan.device)
     checkpoint = open_checkpoint(path)
@@ -96,6 +97,22 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
         tree=plan.tree if head is not None else None,
         notes=tuple(notes),
     )
+
+
+def _plan_and_fetch(
+    settings: RunSettings, profile: MemoryProfile, hardware: Hardware, say: Progress
+) -> tuple[Path, RunPlan]:
+    """The model's path and a plan that fits. Where shapes are known without the files, a misfit costs no download."""
+    name = settings.model or profile.model
+    model = planned_model(settings, profile) if find_known(name) else None
+    if model is not None:
+        require_fit(plan_run(settings, profile, hardware, model), settings, hardware)
+    path = resolve_model(name, say)
+    if model is None or not model.on_disk:
+        model = planned_model(settings, profile)
+    plan = plan_run(settings, profile, hardware, model)
+    require_fit(plan, settings, hardware)
+    return path, plan
 
 
 def _load_head(plan: RunPlan, target: Target, *, fetch: bool, say: Progress) -> Head | None:

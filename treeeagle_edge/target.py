@@ -1,6 +1,7 @@
-"""The target: one decoder for the Llama family (Llama, Vicuna, Mistral, Qwen2, Qwen3, MiniCPM, SmolLM2), written around the slot pool.
+"""The target: one decoder for the Llama family, written around the slot pool.
 
-A pass takes M rows, whatever they are: one token, a draft tree or a piece of a prompt. What a row may read is the view's business.
+Llama, Vicuna, Mistral, Qwen2, Qwen3, MiniCPM and SmolLM2 differ in what `ModelConfig` says. A pass takes M rows,
+whatever they are: one token, a draft tree or a piece of a prompt. What a row may read is the view's business.
 """
 
 from __future__ import annotations
@@ -87,11 +88,12 @@ class Target:
     ) -> TargetOutput:
         """One pass over M rows: writes their keys and values into `store` at `slots`, then attends through `view`.
 
-        ids, positions, slots: [M] int64; slots of padding rows may repeat. taps: indices into Hugging Face's `hidden_states`: 0 is the
-        (scaled) embedding, i the residual stream after layer i - 1; num_layers is the normalised output, as there.
+        ids, positions, slots: [M] int64; slots of padding rows may repeat. taps: indices into Hugging Face's
+        `hidden_states`: 0 is the (scaled) embedding, i the residual stream after layer i - 1, num_layers the
+        normalised output, as there.
         """
         config = self.config
-        # the residual stream is float32: sixty additions in 16 bits cost more than they save
+        # the residual stream is float32: in bf16, passes of one row and of many differ by twice as much (measured)
         x = self.embed(ids).float()
         if config.embedding_scale != 1.0:
             x = x * config.embedding_scale
@@ -149,7 +151,10 @@ def exact_rows(nodes: int) -> int:
 
 
 def compute_dtype(bits: int, device: torch.device, family: str) -> torch.dtype:
-    """fp32 for 32 bits, else bf16; fp16 only on CUDA cards without bf16, and never for Qwen2, whose activations overflow it."""
+    """Dtype of activations: fp32 for 32 bits, else bf16.
+
+    fp16 only on CUDA cards without bf16, and never for Qwen2, whose activations overflow it.
+    """
     if bits == 32:
         return torch.float32
     if (
@@ -169,9 +174,9 @@ def load_target(
     device: torch.device,
     progress: Callable[[int, int], None] | None = None,
 ) -> Target:
-    """Load `checkpoint` at `bits` (4, 8, 16 or 32) for a planned `context` (tokens); `progress` gets (tensors done, all).
+    """Load `checkpoint` at `bits` (4, 8, 16 or 32) for a planned `context` (tokens); `progress` gets (tensors, all).
 
-    Raises InputError for a missing or misshapen tensor, CannotRunError where this machine cannot run the width or device.
+    Raises InputError for a missing or misshapen tensor, CannotRunError where this machine cannot run width or device.
     """
     check_bits(bits, device)
     config = checkpoint.config

@@ -353,9 +353,9 @@ def test_a_layer_that_does_not_run_fails_its_own_width_only(machine, capsys, mon
 
 def test_a_wrong_kernel_is_caught(monkeypatch):
     import torch
-    from treeeagle_edge.kernels import dispatch
 
     from treeeagle_edge import profile_live
+    from treeeagle_edge.kernels import dispatch
 
     def wrong(query, keys, values, view):
         return torch.zeros_like(query)

@@ -16,12 +16,12 @@ from treeeagle_edge.tree import DraftTree
 
 pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
-# "<|im_start|>system ... user: What is the capital of France? <|im_end|> <|im_start|>assistant", then an answer's tokens
-IDS = torch.tensor(
-    [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2]
-    + [198, 1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198, 504, 3575, 282]
-    + [4649, 314, 7042, 30, 2]
+# the rendered prompt "What is the capital of France?" with the model's own system turn, and an answer's tokens
+PROMPT = (
+    "1 9690 198 2683 359 253 5356 5646 11173 3365 3511 308 34519 28 7018 411 407 19712 8182 2 198 1 4093 198"
 )
+ANSWER = "1780 314 260 3575 282 4649 47 2 198 1 520 9531 198 504 3575 282 4649 314 7042 30 2"
+IDS = torch.tensor([int(token) for token in f"{PROMPT} {ANSWER}".split()])
 TREE = DraftTree(
     tokens=(504, 3575, 314, 282, 260, 4649, 3575, 7042),
     parents=(-1, 0, 0, 1, 2, 3, 4, 5),
@@ -51,7 +51,9 @@ def oracle(demo_gguf: Path) -> tuple[Tensor, Tensor]:
     """Logits and tapped hidden states of `transformers` reading the GGUF itself."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(demo_gguf.parent, gguf_file=demo_gguf.name, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        demo_gguf.parent, gguf_file=demo_gguf.name, dtype=torch.float32
+    )
     with torch.inference_mode():
         output = model(IDS[None], output_hidden_states=True)
     logits, features = output.logits[0], torch.cat([output.hidden_states[tap][0] for tap in TAPS], dim=-1)
@@ -69,18 +71,22 @@ def test_logits_equal_transformers(fp32: Target, oracle: tuple[Tensor, Tensor], 
     assert float(relative) <= 1e-6
 
 
-# (KL in nats, share of equal argmax) allowed, over all tokens; measured: see the test
-COSTS = {16: (0.01, 0.93), 8: (0.05, 0.85), 4: (4.0, 0.3)}
+# (KL in nats, share of equal argmax) allowed over all tokens
+COSTS = {16: (0.005, 0.95), 8: (0.03, 0.9), 4: (2.4, 0.45)}
 
 
 @pytest.mark.parametrize("bits", sorted(COSTS))
 def test_narrow_weights_cost_what_they_should(demo_gguf: Path, reference_logits: Tensor, bits: int) -> None:
-    """Measured here against fp32 of the same values, over all tokens. BOUNDS_NOTE"""
+    """Against fp32 of the file's values. Measured: KL 0.0011, 0.0072 and 1.21, equal argmax 100, 96 and 62 %.
+
+    4 bits cost that much because the file's values are 4-bit already, on another grid than NF4's, and most of these
+    tokens are the template's, which the model hardly predicts: on the tokens of a longer answer it was 0.19 and 80 %.
+    A product in fp32 with the dequantised NF4 weights costs the same, so it is the format and not the kernel.
+    """
     logits, _ = in_pieces(load(demo_gguf, bits), IDS, len(IDS))
     expected = reference_logits.log_softmax(-1)
     divergence = (expected.exp() * (expected - logits.log_softmax(-1))).sum(-1).mean()
     agreement = (logits.argmax(-1) == reference_logits.argmax(-1)).float().mean()
-    print(f"bits {bits}: KL {divergence:.4f}, argmax {agreement:.3f}")
     most, least = COSTS[bits]
     assert 1e-6 < float(divergence) <= most
     assert float(agreement) >= least

@@ -14,7 +14,9 @@ SLOTS = 24
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Sequences that grow, fork from the cache, roll back and end, in any order, on a pool too small for all of them."""
+    """Sequences that grow, fork from the cache, roll back and end, in any order, on a pool too small for all
+    of them.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -185,9 +185,8 @@ def test_sizes_are_printed_for_people():
 
 def test_the_plan_counts_what_the_code_allocates():
     """Numbers repeated here, so that planning imports no torch, are those of the code that allocates."""
-    from treeeagle_edge.kernels import reference
-
     from treeeagle_edge import passes
+    from treeeagle_edge.kernels import reference
 
     assert (passes.PREFILL_CHUNK, passes.MAX_EXPANSIONS) == (PREFILL_CHUNK, SCRATCH_ROWS)
     assert reference.MAX_SCORES == ATTENTION_SCORES

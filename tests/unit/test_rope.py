@@ -158,7 +158,7 @@ def test_gguf_divisors_divide_the_frequencies() -> None:
 def test_tables_follow_the_planned_context(context: int) -> None:
     """Expectations row 18: tables come from the planned context, not from a head's or config's max_position.
 
-    The last position of the context, and a draft tree of the greatest depth behind it, have rows; the angle there is right.
+    The last position of the context and a draft tree of the greatest depth behind it have rows, with the right angle.
     """
     table = RotaryTable(RopeConfig(original_max_position=2048), HEAD_DIM, context, CPU)
     last = context + 33

@@ -73,7 +73,9 @@ def test_progress_counts_every_tensor(tiny_checkpoint: Path) -> None:
     """From 1 to the number of tensors in the file, once each."""
     seen: list[tuple[int, int]] = []
     checkpoint = open_checkpoint(tiny_checkpoint)
-    load_target(checkpoint, bits=32, context=64, device=CPU, progress=lambda done, total: seen.append((done, total)))
+    load_target(
+        checkpoint, bits=32, context=64, device=CPU, progress=lambda done, total: seen.append((done, total))
+    )
     total = len(checkpoint.names())
     assert seen == [(done, total) for done in range(1, total + 1)]
 
@@ -84,13 +86,15 @@ def test_a_tied_embedding_is_held_once(tiny_checkpoint: Path) -> None:
     stored = sum(checkpoint.tensor(name).nbytes for name in checkpoint.names())
     target = load(tiny_checkpoint)
     tables = target.nbytes - stored
-    assert tables == 2 * (256 + 64) * 8 * 4  # cosine and sine of 256 positions and a margin, 8 frequencies, fp32
+    assert (
+        tables == 2 * (256 + 64) * 8 * 4
+    )  # cosine and sine of 256 positions and a margin, 8 frequencies, fp32
     sizes = [load(tiny_checkpoint, bits).nbytes for bits in (32, 16, 8, 4)]
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 4
 
 
-def test_dtypes(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits are fp32 at every width; hidden states and features have the compute dtype, which is that of the KV store."""
+def test_dtypes(tiny_checkpoint: Path) -> None:
+    """Logits are fp32 at every width; features have the compute dtype, which is that of the KV store."""
     for bits in (32, 16, 8, 4):
         target = load(tiny_checkpoint, bits)
         logits, features = in_pieces(target, PROMPT[:9], 4, taps=(0, 2))
@@ -102,7 +106,9 @@ def test_dtypes(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("has_bf16", "llama"), [(True, torch.bfloat16), (False, torch.float16)])
-def test_qwen2_never_runs_in_fp16(monkeypatch: pytest.MonkeyPatch, has_bf16: bool, llama: torch.dtype) -> None:
+def test_qwen2_never_runs_in_fp16(
+    monkeypatch: pytest.MonkeyPatch, has_bf16: bool, llama: torch.dtype
+) -> None:
     """Expectations row 5: activations of the Qwen2 family overflow fp16, so it runs in bf16 on every card."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: has_bf16)
     cuda = torch.device("cuda")
@@ -132,14 +138,17 @@ def test_scales_of_minicpm_reach_the_logits(tiny_checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("bits", [32, 16, 8])
 def test_exact_passes_do_not_depend_on_the_tree(tiny_checkpoint: Path, bits: int) -> None:
-    """Expectations row 28: with a fixed number of rows and the exact backend, a token's logits have the same bits as a node
-    among siblings and alone in row 0 behind its committed ancestors, wherever the slots lie.
+    """Expectations row 28: greedy differed from plain decoding because other M took other kernels. With a fixed number
+    of rows and the exact backend, a token's logits have the same bits as a node among siblings and alone in row 0
+    behind its committed ancestors, wherever the slots lie.
     """
     rows = exact_rows(len(TREE))
     order = torch.randperm(120, generator=torch.Generator().manual_seed(2))
     together, alone = tree_in_exact_passes(load(tiny_checkpoint, bits), PROMPT, TREE, rows, order)
     assert torch.equal(together, alone)
-    assert len({tuple(row.tolist()) for row in together}) == len(TREE), "rows must differ for this to show anything"
+    assert len({tuple(row.tolist()) for row in together}) == len(TREE), (
+        "rows must differ for this to show anything"
+    )
 
 
 def test_exact_rows_are_multiples_of_eight() -> None:

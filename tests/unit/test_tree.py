@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +26,7 @@ def test_ancestors_lead_from_the_root_to_the_row(tree: DraftTree) -> None:
         assert path[0] == 0
         assert path[-1] == row
         assert len(path) == tree.depths[row] + 1
-        assert all(tree.parents[child] == parent for parent, child in zip(path, path[1:], strict=False))
+        assert all(tree.parents[child] == parent for parent, child in pairwise(path))
 
 
 @given(trees())
