@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treeeagle_edge.head import Head
+from treeeagle_edge.head import HeadOutput
 from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.model_protocols import DraftHead
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.tree import DraftTree
 
@@ -41,23 +42,17 @@ class Expansion:
 
 
 class Drafter:
-    """Grows one tree a round.
+    """Grows one tree a round. `scratch` rows of the head's store hold its expansions and are never committed."""
 
-    `scratch` rows of the head's store hold its expansions and are never committed.
-    """
-
-    def __init__(self, head: Head, scratch: Tensor) -> None:
-        """`scratch` [levels * branching] int64.
-
-        Rows of the head's store, enough for every expansion of a round.
-        """
+    def __init__(self, head: DraftHead, scratch: Tensor) -> None:
+        """`scratch` [R] int64: rows of the head's store, enough for all expansions of a round."""
         self.head = head
         self._scratch = scratch
 
     def draft(
         self,
         root: int,
-        root_hidden: Tensor,
+        scored: HeadOutput,
         prefix: Tensor,
         root_position: int,
         shape: TreeShape,
@@ -65,66 +60,59 @@ class Drafter:
     ) -> DraftTree | None:
         """Draft below `root`, the token at `root_position` of the sequence.
 
-        `root_hidden` [1, H] is the head's output for the root's row; `prefix` [T] int64 are the slots of all
-        head rows up to and including the root's. End tokens are leaves: what follows one is never drafted.
-        Returns None where the head's scores are not finite: the round is then decoded plainly.
+        `scored` is the head's output for the root's row; `prefix` [T] int64 are the slots of all head rows up to and
+        including the root's. End tokens are leaves: what follows one is never drafted. Returns None where the head's
+        scores are not finite: the round is then decoded plainly.
         """
-        frontier, hidden = [Expansion(None, ())], root_hidden
+        frontier = [Expansion(None, ())]
         candidates: list[Candidate] = []
         used = 0
         for depth in range(1, shape.depth + 1):
-            level = self._score(frontier, hidden, depth, shape.branching)
+            level = _candidates(frontier, scored, depth)
             if level is None:
                 return None
             candidates = sorted([*candidates, *level], key=lambda c: -c.score)  # stable: parents stay first
-            parents = {expansion.candidate: expansion for expansion in frontier}
             chosen = [] if depth == shape.depth else _worth_expanding(level, candidates, shape, stop_ids)
             if not chosen:
                 break
-            frontier = [Expansion(c, (*parents[c.parent].path, used + i)) for i, c in enumerate(chosen)]
-            hidden = self._expand(frontier, parents, hidden, prefix, root_position + depth, used)
+            row_of = {expansion.candidate: row for row, expansion in enumerate(frontier)}
+            parents = [row_of[candidate.parent] for candidate in chosen]
+            frontier = [
+                Expansion(candidate, (*frontier[parent].path, used + i))
+                for i, (candidate, parent) in enumerate(zip(chosen, parents, strict=True))
+            ]
+            place = root_position + depth
+            scored = self._expand(frontier, scored.hidden[parents], prefix, place, used, shape.branching)
             used += len(frontier)
         return _build_tree(root, candidates[: shape.nodes])
 
-    def _score(
-        self, frontier: list[Expansion], hidden: Tensor, depth: int, branching: int
-    ) -> list[Candidate] | None:
-        log_probs, ids = self.head.top_children(hidden, branching)
-        rows, tokens = log_probs.tolist(), ids.tolist()
-        if not all(math.isfinite(value) for row in rows for value in row):
-            return None
-        return [
-            Candidate(token, e.candidate, depth, (e.candidate.score if e.candidate else 0.0) + log_prob)
-            for e, row, row_tokens in zip(frontier, rows, tokens, strict=True)
-            for token, log_prob in zip(row_tokens, row, strict=True)
-        ]
-
     def _expand(
-        self,
-        frontier: list[Expansion],
-        parents: dict[Candidate | None, Expansion],
-        hidden: Tensor,
-        prefix: Tensor,
-        position: int,
-        used: int,
-    ) -> Tensor:
-        """[len(frontier), H].
-
-        One head pass over the chosen candidates of a level, all at `position` of the sequence.
-        """
+        self, frontier: list[Expansion], hidden: Tensor, prefix: Tensor, place: int, used: int, top: int
+    ) -> HeadOutput:
+        """One head pass over the chosen candidates of a level, all at `place` of the sequence."""
         device = self._scratch.device
-        parent_rows = list(parents.values())
-        order = [parent_rows.index(parents[e.candidate.parent]) for e in frontier if e.candidate]
+        count = len(frontier)
         tokens = torch.tensor([e.candidate.token for e in frontier if e.candidate], device=device)
-        visible = torch.zeros(len(frontier), used + len(frontier), dtype=torch.bool)
+        visible = torch.zeros(count, used + count, dtype=torch.bool)
         for row, expansion in enumerate(frontier):
             visible[row, list(expansion.path)] = True
-        rows = self._scratch[: used + len(frontier)]
+        rows = self._scratch[: used + count]
         view = AttentionView(prefix, rows, visible.to(device))
-        # a head row's rotary position is one less than its token's place: row t pairs feature t with token t
-        # + 1
-        positions = torch.full((len(frontier),), position - 1, device=device)
-        return self.head.forward(hidden[order], tokens, positions, rows[used:], view)
+        # a row's rotary position is one less than its token's place: row t pairs feature t with token t + 1
+        positions = torch.full((count,), place - 1, device=device)
+        return self.head.step(hidden, tokens, positions, rows[used:], view, top)
+
+
+def _candidates(frontier: list[Expansion], scored: HeadOutput, depth: int) -> list[Candidate] | None:
+    """The children of all expanded nodes, or None where a score is not finite."""
+    rows, tokens = scored.log_probs.tolist(), scored.ids.tolist()
+    if not all(math.isfinite(value) for row in rows for value in row):
+        return None
+    return [
+        Candidate(token, e.candidate, depth, (e.candidate.score if e.candidate else 0.0) + log_prob)
+        for e, row, row_tokens in zip(frontier, rows, tokens, strict=True)
+        for token, log_prob in zip(row_tokens, row, strict=True)
+    ]
 
 
 def _worth_expanding(

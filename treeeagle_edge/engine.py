@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from treeeagle_edge.errors import InputError, UsageError
-from treeeagle_edge.head import Head
 from treeeagle_edge.kv_pool import KVPool, PoolUsage
+from treeeagle_edge.model_protocols import DraftHead, TargetModel
 from treeeagle_edge.passes import MAX_EXPANSIONS, Passes
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling import Sampler
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.sequence import LiveSequence
-from treeeagle_edge.target import Target, exact_rows
+from treeeagle_edge.target import exact_rows
 from treeeagle_edge.tree import DraftTree
 
 
@@ -23,8 +23,8 @@ class Engine:
 
     def __init__(
         self,
-        target: Target,
-        head: Head | None,
+        target: TargetModel,
+        head: DraftHead | None,
         *,
         context: int,
         slots: int,

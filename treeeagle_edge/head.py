@@ -8,6 +8,7 @@ rotary position is t. Fed with its own output instead of a feature, it drafts fu
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,15 @@ from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.model_config import RopeConfig
 from treeeagle_edge.rope import RotaryTable
+
+
+@dataclass(frozen=True)
+class HeadOutput:
+    """What a head pass gives for the R rows it scored."""
+
+    hidden: Tensor  # [R, H] before the final norm: what further drafting is fed with
+    log_probs: Tensor  # [R, top] float32, the most likely next tokens, best first
+    ids: Tensor  # [R, top] int64, ids of the target's vocabulary
 
 
 class Head:
@@ -82,19 +92,33 @@ class Head:
         )
         return sum(t.nbytes for t in tensors if t is not None)
 
-    def fuse(self, features: Tensor) -> Tensor:
-        """[M, taps * Ht] features of the target -> [M, H], in the head's dtype."""
-        return F.linear(features.to(self.dtype), self._fc)
+    def extend(
+        self,
+        features: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        view: AttentionView,
+        top: int,
+    ) -> HeadOutput:
+        """One pass over M rows of true features [M, taps * Ht] of the target; only the last row is scored.
 
-    def forward(
+        tokens, positions, slots: [M] int64: the token of each row, its rotary position, and the slot its KV goes to.
+        top: children wanted; fewer come where the draft vocabulary is smaller.
+        """
+        fused = F.linear(features.to(self.dtype), self._fc)
+        hidden = self._layer(fused, tokens, positions, slots, view)[-1:]
+        return self._score(hidden, top)
+
+    def step(
+        self, hidden: Tensor, tokens: Tensor, positions: Tensor, slots: Tensor, view: AttentionView, top: int
+    ) -> HeadOutput:
+        """One pass over M drafted rows, fed with the `hidden` [M, H] of their parents; every row is scored."""
+        return self._score(self._layer(hidden, tokens, positions, slots, view), top)
+
+    def _layer(
         self, hidden: Tensor, tokens: Tensor, positions: Tensor, slots: Tensor, view: AttentionView
     ) -> Tensor:
-        """One pass over M rows; writes their KV rows at `slots` [M].
-
-        `hidden` [M, H]: fused features, or outputs of an earlier pass; `tokens` [M] int64: the token of each
-        row; `positions` [M] int64: rotary positions. Returns [M, H], before the final norm: what further
-        drafting is fed with.
-        """
         config = self.config
         embedding = self._norm(self._embed(tokens).to(self.dtype), self._embedding_norm)
         wide = torch.cat((embedding, self._norm(hidden, self._hidden_norm)), dim=-1)
@@ -109,15 +133,11 @@ class Head:
         gate, up = F.linear(self._norm(hidden, self._mlp_norm), self._gate_up).chunk(2, dim=-1)
         return hidden + F.linear(F.silu(gate) * up, self._down)
 
-    def top_children(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The `count` most likely next tokens of each row: log-probabilities [M, count] float32, target ids
-        [M, count].
-
-        Fewer columns where the draft vocabulary is smaller than `count`.
-        """
+    def _score(self, hidden: Tensor, top: int) -> HeadOutput:
         logits = F.linear(self._norm(hidden, self._final_norm), self._lm_head).float()
-        values, ids = logits.topk(min(count, logits.shape[-1]), dim=-1)
-        return values - logits.logsumexp(dim=-1, keepdim=True), self._target_ids[ids]
+        values, ids = logits.topk(min(top, logits.shape[-1]), dim=-1)
+        log_probs = values - logits.logsumexp(dim=-1, keepdim=True)
+        return HeadOutput(hidden, log_probs, self._target_ids[ids])
 
     def clean_rows(self, slots: Tensor) -> None:
         """Zero what is not finite in the KV rows at `slots`, so that one bad feature does not spoil every

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from treeeagle_edge.drafter import Drafter
-from treeeagle_edge.head import Head
+from treeeagle_edge.head import HeadOutput
 from treeeagle_edge.kernels.dispatch import use_backend
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.model_protocols import DraftHead, TargetModel
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sequence import LiveSequence
-from treeeagle_edge.target import Target, TargetOutput
+from treeeagle_edge.target import TargetOutput
 from treeeagle_edge.tree import DraftTree
 
 PREFILL_CHUNK = 256  # rows a pass: bounds the workspace whatever the prompt's length
@@ -31,7 +33,9 @@ class Passes:
     The head keeps its own, addressed by the same slots.
     """
 
-    def __init__(self, target: Target, head: Head | None, *, slots: int, fixed_rows: int | None) -> None:
+    def __init__(
+        self, target: TargetModel, head: DraftHead | None, *, slots: int, fixed_rows: int | None
+    ) -> None:
         """`fixed_rows`.
 
         Every target pass is padded to this many rows and attention reads by position (exact mode).
@@ -67,19 +71,20 @@ class Passes:
         """
         again = 1 if sequence.cached_tokens else 0
         start = sequence.cached_tokens - again
-        hidden: Tensor | None = None
+        logits: Tensor | None = None
         while start < len(prompt):
             stop = min(start + self.chunk, len(prompt))
             slots, ids = sequence.borrow(stop - start), prompt[start:stop]
             visible = self._causal[: len(ids), : len(ids)]
-            output = self._run(ids, range(start, stop), slots, sequence.table(0, start), visible)
+            scored = slice(len(ids) - 1 if stop == len(prompt) else len(ids), len(ids))
+            output = self._run(ids, range(start, stop), slots, sequence.table(0, start), visible, scored)
             sequence.commit(ids[again:], slots[again:])
             if sequence.with_head:
                 sequence.pending.append(output.features)
                 self.flush_head(sequence)
-            hidden, start, again = output.hidden[-1:], stop, 0
-        assert hidden is not None
-        return self.target.logits(hidden)
+            logits, start, again = output.logits, stop, 0
+        assert logits is not None
+        return logits
 
     def draft(
         self, sequence: LiveSequence, root: int, shape: TreeShape, stop_ids: frozenset[int]
@@ -92,11 +97,11 @@ class Passes:
         position = len(sequence)
         tokens = [*sequence.tokens[sequence.head_tokens :], root]
         with self._kernels():
-            hidden = self._extend_head(sequence, tokens, torch.cat(sequence.pending))
+            scored = self._extend_head(sequence, tokens, torch.cat(sequence.pending), shape.branching)
             sequence.pending = []
             sequence.head_tokens = position  # the root's row counts once the root is committed
             prefix = sequence.table(1, position + 1)
-            tree = self._drafter.draft(root, hidden[-1:], prefix, position, shape, stop_ids)
+            tree = self._drafter.draft(root, scored, prefix, position, shape, stop_ids)
             if tree is None:
                 self._drafter.head.clean_rows(prefix)
         return tree
@@ -112,8 +117,10 @@ class Passes:
             visible[row, list(path)] = True
         positions = [position + depth for depth in tree.depths]
         prefix = sequence.table(0, position)
-        output = self._run(tree.tokens, positions, slots, prefix, visible.to(self._device))
-        return self.target.logits(output.hidden), output.features
+        output = self._run(
+            tree.tokens, positions, slots, prefix, visible.to(self._device), slice(0, len(tree))
+        )
+        return output.logits, output.features
 
     def flush_head(self, sequence: LiveSequence) -> None:
         """Write the head rows of all committed tokens.
@@ -126,22 +133,21 @@ class Passes:
             return
         features = torch.cat(sequence.pending)
         with self._kernels():
-            self._extend_head(sequence, sequence.tokens[-rows:], features[:rows])
+            self._extend_head(sequence, sequence.tokens[-rows:], features[:rows], top=1)
         sequence.head_tokens = len(sequence)
         sequence.pending = [features[rows:]]
 
-    def _extend_head(self, sequence: LiveSequence, tokens: Sequence[int], features: Tensor) -> Tensor:
-        """[P, H].
-
-        Write the head rows of P tokens, the first without one onwards, from the true features before them.
-        """
+    def _extend_head(
+        self, sequence: LiveSequence, tokens: Sequence[int], features: Tensor, top: int
+    ) -> HeadOutput:
+        """Write the head rows of P tokens, the first without one onwards, from the P true features before them."""
         assert self.head is not None
         first, count = sequence.head_tokens, len(tokens)
         slots = sequence.table(first, first + count)
         view = AttentionView(sequence.table(1, first), slots, self._causal[:count, :count])
         positions = torch.arange(first - 1, first - 1 + count, device=self._device)
         ids = torch.tensor(tokens, dtype=torch.int64, device=self._device)
-        return self.head.forward(self.head.fuse(features), ids, positions, slots, view)
+        return self.head.extend(features, ids, positions, slots, view, top)
 
     def _run(
         self,
@@ -150,6 +156,7 @@ class Passes:
         slots: Sequence[int],
         prefix: Tensor,
         visible: Tensor,
+        scored: slice,
     ) -> TargetOutput:
         rows = len(ids)
         missing = self._fixed_rows - rows if self._fixed_rows is not None else 0
@@ -162,8 +169,8 @@ class Passes:
         table = torch.tensor([list(ids), list(positions), list(slots)], dtype=torch.int64).to(self._device)
         view = AttentionView(prefix, table[2], visible)
         with self._kernels():
-            output = self.target.forward(table[0], table[1], table[2], view, self.store, self._taps)
-        return TargetOutput(output.hidden[:rows], output.features[:rows]) if missing else output
+            output = self.target.forward(table[0], table[1], table[2], view, self.store, self._taps, scored)
+        return replace(output, features=output.features[:rows]) if missing else output
 
     @contextmanager
     def _kernels(self) -> Iterator[None]:

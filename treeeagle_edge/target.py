@@ -27,10 +27,12 @@ _EXACT_MULTIPLE = 8  # rows: with multiples of 8 every product here treats all r
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """What one pass gives, row by row, in the compute dtype."""
+    """What one pass of M rows gives."""
 
-    hidden: Tensor  # [M, H] after the final norm: what `Target.logits` takes
-    features: Tensor  # [M, len(taps) * H] the residual stream at the taps, before the final norm
+    logits: Tensor  # [R, V] float32, of the R rows that were scored
+    features: (
+        Tensor  # [M, len(taps) * H] the residual stream at the taps, before the final norm, compute dtype
+    )
 
 
 class Target:
@@ -71,7 +73,7 @@ class Target:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, H] `TargetOutput.hidden` -> [R, V] float32."""
+        """[R, H] after the final norm, compute dtype -> [R, V] float32."""
         if self.config.logit_scale != 1.0:
             hidden = hidden * self.config.logit_scale
         return self._weights.lm_head(hidden).float()
@@ -85,12 +87,13 @@ class Target:
         view: AttentionView,
         store: KVStore,
         taps: tuple[int, ...],
+        scored: slice = slice(None),
     ) -> TargetOutput:
         """One pass over M rows: writes their keys and values into `store` at `slots`, then attends through `view`.
 
         ids, positions, slots: [M] int64; slots of padding rows may repeat. taps: indices into Hugging Face's
         `hidden_states`: 0 is the (scaled) embedding, i the residual stream after layer i - 1, num_layers the
-        normalised output, as there.
+        normalised output, as there. scored: the rows whose logits are wanted.
         """
         config = self.config
         # the residual stream is float32: in bf16, passes of one row and of many differ by twice as much (measured)
@@ -109,7 +112,7 @@ class Target:
         hidden = self._norm(x, self._weights.final_norm)
         tapped[config.num_layers] = hidden
         features = torch.cat([tapped[tap] for tap in taps], dim=-1) if taps else hidden[:, :0]
-        return TargetOutput(hidden, features)
+        return TargetOutput(self.logits(hidden[scored]), features)
 
     def _attend(
         self,

@@ -40,7 +40,7 @@ def in_pieces(
         causal_pass(target, store, ids[start : start + piece], start, order, taps)
         for start in range(0, len(ids), piece)
     ]
-    logits = torch.cat([target.logits(output.hidden) for output in outputs])
+    logits = torch.cat([output.logits for output in outputs])
     return logits, torch.cat([output.features for output in outputs])
 
 
@@ -68,7 +68,7 @@ def tree_in_exact_passes(
             store,
             (),
         )
-        return target.logits(output.hidden)[: len(ids)]
+        return output.logits[: len(ids)]
 
     store = new_store(target, pad_slot + 1)
     with use_backend("exact"):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.generation_defaults import GenerationDefaults
-from treeeagle_edge.head import Head
+from treeeagle_edge.head import Head, HeadOutput
 from treeeagle_edge.head_checkpoint import HeadCheckpoint
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.model_config import ModelConfig, RopeConfig
@@ -147,7 +147,7 @@ class OracleDrafter:
     def draft(
         self,
         root: int,
-        root_hidden: Tensor,
+        scored: HeadOutput,
         prefix: Tensor,
         root_position: int,
         shape: TreeShape,

@@ -32,6 +32,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *("chat_template", "tokenizer*", "generation_defaults", "linear", "rope"),
     ),
     "model": ("target", "target_*", "head", "kv_pool", "sequence", "sampling"),
+    "protocols": ("model_protocols",),
     "drafter": ("drafter",),
     "engine": ("engine", "passes"),
     "session": ("session", "answer", "stream", "history", "prompt"),

@@ -1,0 +1,84 @@
+"""What the engine asks of a target and of a draft head, whichever kernels are behind them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from treeeagle_edge.head import HeadOutput
+from treeeagle_edge.head_config import HeadConfig
+from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.target import TargetOutput
+
+
+class TargetModel(Protocol):
+    """A loaded target."""
+
+    config: ModelConfig
+    device: torch.device
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Dtype that keys and values are stored in."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and tables."""
+        ...
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """[M] int64 -> [M, H]: unscaled rows of embed_tokens."""
+        ...
+
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        view: AttentionView,
+        store: KVStore,
+        taps: tuple[int, ...],
+        scored: slice = slice(None),
+    ) -> TargetOutput:
+        """See `target.Target.forward`."""
+        ...
+
+
+class DraftHead(Protocol):
+    """A loaded EAGLE-3 head with its own KV rows."""
+
+    config: HeadConfig
+    notes: tuple[str, ...]
+    store: KVStore
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights, without the KV rows."""
+        ...
+
+    def extend(
+        self,
+        features: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        view: AttentionView,
+        top: int,
+    ) -> HeadOutput:
+        """See `head.Head.extend`."""
+        ...
+
+    def step(
+        self, hidden: Tensor, tokens: Tensor, positions: Tensor, slots: Tensor, view: AttentionView, top: int
+    ) -> HeadOutput:
+        """See `head.Head.step`."""
+        ...
+
+    def clean_rows(self, slots: Tensor) -> None:
+        """See `head.Head.clean_rows`."""
+        ...
