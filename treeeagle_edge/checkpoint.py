@@ -11,6 +11,7 @@ from treeeagle_edge.generation_defaults import GenerationDefaults
 from treeeagle_edge.model_config import ModelConfig
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 __all__ = ["Checkpoint", "GenerationDefaults", "open_checkpoint", "read_config"]
@@ -35,6 +36,13 @@ class Checkpoint(Protocol):
         Linear weights are [out, in]; rows of Q and K are in Hugging Face's order, whose rotation pairs i with
         i + head_dim / 2. Raises InputError where the file has become unreadable, KeyError for an unknown
         name.
+        """
+        ...
+
+    def raw(self, name: str) -> tuple[str, np.ndarray] | None:
+        """(GGUF type name such as "Q4_1", [rows, bytes per row] uint8) of a matrix stored in quantised blocks.
+
+        Rows are in the order of `tensor`. None where the tensor is stored as floats.
         """
         ...
 

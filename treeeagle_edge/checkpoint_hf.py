@@ -104,6 +104,9 @@ class HFCheckpoint:
         except (SafetensorError, OSError) as error:
             raise InputError(f"{name} in {self.path} cannot be read", _AGAIN) from error
 
+    def raw(self, name: str) -> None:
+        """None: safetensors and pickles store floats."""
+
 
 def _untied(config: ModelConfig) -> ModelConfig:
     """A family that ties by default, and a file that carries an lm_head: the file is right."""

@@ -41,7 +41,8 @@ class Engine:
         self.head = head
         self.context = context
         self.tree = tree if head is not None else None
-        self._fixed_rows = exact_rows(tree.nodes + 1 if tree else 1) if exact else None
+        pads = exact and not target.batch_invariant
+        self._fixed_rows = exact_rows(tree.nodes + 1 if tree else 1) if pads else None
         self._pool = KVPool(slots)
         self._passes = Passes(target, head, slots=slots, fixed_rows=self._fixed_rows)
 

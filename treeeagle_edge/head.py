@@ -140,11 +140,8 @@ class Head:
         return HeadOutput(hidden, log_probs, self._target_ids[ids])
 
     def clean_rows(self, slots: Tensor) -> None:
-        """Zero what is not finite in the KV rows at `slots`, so that one bad feature does not spoil every
-        later draft.
-        """
-        for rows in (self.store.keys[0], self.store.values[0]):
-            rows[slots] = rows[slots].nan_to_num(0.0, 0.0, 0.0)
+        """Zero what is not finite in the KV rows at `slots`: one bad feature must not spoil every later draft."""
+        self.store.zero_non_finite(slots)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)

@@ -239,10 +239,7 @@ def _heads(declared: Mapping[str, Any], q_rows: int, k_rows: int) -> tuple[int, 
 
 
 def _taps(declared: Mapping[str, Any], num_taps: int, target: ModelConfig) -> tuple[int, ...]:
-    """Indices into hidden_states.
-
-    Nested ids are layer outputs (index = id + 1); the default is the reference's.
-    """
+    """Indices into hidden_states; nested ids are layer outputs (index = id + 1), the default is the reference's."""
     nested = (declared.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     taps = tuple(int(i) + 1 for i in nested) if nested else target.default_taps
     if len(taps) != num_taps:

@@ -1,7 +1,4 @@
-"""Storage of the slot pool.
-
-The tensors that hold keys and values. Which slot belongs to whom is `kv_pool`'s business.
-"""
+"""Storage of the slot pool: keys and values. Which slot belongs to whom is `kv_pool`'s business."""
 
 from __future__ import annotations
 
@@ -31,6 +28,11 @@ class KVStore:
         return cls(
             torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
         )
+
+    def zero_non_finite(self, slots: Tensor) -> None:
+        """Zero what is not finite in the rows at `slots` [M] int64, in every layer."""
+        for rows in (self.keys, self.values):
+            rows[:, slots] = rows[:, slots].nan_to_num(0.0, 0.0, 0.0)
 
     @property
     def nbytes(self) -> int:

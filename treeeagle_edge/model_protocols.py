@@ -22,6 +22,11 @@ class TargetModel(Protocol):
     device: torch.device
 
     @property
+    def batch_invariant(self) -> bool:
+        """Whether a row gets the same bits in any pass, so that no number of rows has to be kept for exactness."""
+        ...
+
+    @property
     def kv_dtype(self) -> torch.dtype:
         """Dtype that keys and values are stored in."""
         ...

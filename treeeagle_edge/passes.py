@@ -36,10 +36,7 @@ class Passes:
     def __init__(
         self, target: TargetModel, head: DraftHead | None, *, slots: int, fixed_rows: int | None
     ) -> None:
-        """`fixed_rows`.
-
-        Every target pass is padded to this many rows and attention reads by position (exact mode).
-        """
+        """With `fixed_rows`, every target pass has that many rows and attention reads by position (exact mode)."""
         self.target = target
         self.head = head
         self.chunk = fixed_rows or PREFILL_CHUNK

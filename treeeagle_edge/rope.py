@@ -33,20 +33,20 @@ class RotaryTable:
         inverse, scaling = inverse_frequencies(rope, head_dim, context)
         positions = torch.arange(context + MARGIN, dtype=torch.float32)
         angles = torch.outer(positions, inverse)
-        self._cos = (angles.cos() * scaling).to(device)  # [positions, head_dim / 2]
-        self._sin = (angles.sin() * scaling).to(device)
+        self.cos = (angles.cos() * scaling).to(device)  # [positions, head_dim / 2]
+        self.sin = (angles.sin() * scaling).to(device)
 
     @property
     def nbytes(self) -> int:
         """Bytes of both tables."""
-        return self._cos.nbytes + self._sin.nbytes
+        return self.cos.nbytes + self.sin.nbytes
 
     def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Two [M, 1, head_dim] float32 tensors for `rotate`, of int64 `positions` [M]: computed once a pass.
 
         The first half of the sines carries the minus sign of rotate-half.
         """
-        cos, sin = self._cos[positions], self._sin[positions]
+        cos, sin = self.cos[positions], self.sin[positions]
         return torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((-sin, sin), dim=-1).unsqueeze(1)
 
     def apply(self, x: Tensor, positions: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.tree import DraftTree
 
+MAX_BRANCHING = 64
+
 
 @dataclass(frozen=True)
 class TreeShape:
@@ -19,7 +21,7 @@ class TreeShape:
     nodes: int = 16  # the best of all scored candidates form the tree, the root not counted
 
     def __post_init__(self) -> None:
-        for name, high in (("depth", 32), ("branching", 64), ("nodes", 256)):
+        for name, high in (("depth", 32), ("branching", MAX_BRANCHING), ("nodes", 256)):
             value = getattr(self, name)
             if not 1 <= value <= high:
                 raise UsageError(f"{name} is {value}, which is out of range", f"use 1 to {high}")

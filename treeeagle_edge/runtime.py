@@ -1,7 +1,4 @@
-"""Puts a run together.
-
-Device, plan, target, head, engine, tokenizer. The plan comes before anything is loaded.
-"""
+"""Puts a run together: device, plan, target, head, engine, tokenizer. Nothing is loaded before the plan fits."""
 
 from __future__ import annotations
 
@@ -11,21 +8,23 @@ from pathlib import Path
 
 import torch
 
-from treeeagle_edge.checkpoint import open_checkpoint
+from treeeagle_edge.backend import Backend, choose_backend
+from treeeagle_edge.checkpoint import Checkpoint, open_checkpoint
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.generation_defaults import GenerationDefaults
 from treeeagle_edge.hardware import Hardware, detect
 from treeeagle_edge.head import Head
 from treeeagle_edge.head_checkpoint import open_head
 from treeeagle_edge.known_models import find_known
-from treeeagle_edge.models import model_label, resolve_head, resolve_model
-from treeeagle_edge.passes import MAX_EXPANSIONS
+from treeeagle_edge.model_protocols import DraftHead, TargetModel
+from treeeagle_edge.models import resolve_head, resolve_model
+from treeeagle_edge.passes import MAX_EXPANSIONS, PREFILL_CHUNK
 from treeeagle_edge.plan import MemoryPlan
 from treeeagle_edge.profile_config import MemoryProfile
-from treeeagle_edge.rounds import TreeShape
+from treeeagle_edge.rounds import MAX_BRANCHING, TreeShape
 from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run, planned_model, require_fit
 from treeeagle_edge.settings import RunSettings
-from treeeagle_edge.target import Target, load_target
+from treeeagle_edge.target import load_target
 from treeeagle_edge.tokenizer import Tokenizer, load_tokenizer
 
 Progress = Callable[[str], None]
@@ -60,15 +59,15 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
     hardware = detect(settings.device)
     profile = pick_profile(settings, hardware)
     path, plan = _plan_and_fetch(settings, profile, hardware, say)
-    torch.set_num_threads(settings.threads or hardware.cpu.cores)
-    device = torch.device(plan.device)
+    threads = settings.threads or hardware.cpu.cores
+    torch.set_num_threads(threads)
     checkpoint = open_checkpoint(path)
+    backend = choose_backend(settings.kernels, bits=plan.bits, device=plan.device, config=checkpoint.config)
     say(f"loading {plan.model.name} at {plan.bits} bits")
-    target = load_target(checkpoint, bits=plan.bits, context=plan.context, device=device)
-    # a head that the profile or the person names is fetched; one that merely suits the model is used if it is
-    # here
+    # a head named by the profile or the person is fetched; one that merely suits the model is used if it is here
     fetch = settings.head is not None or settings.model is None
-    head = _load_head(plan, target, fetch=fetch, say=say)
+    head_path = _head_path(plan, fetch=fetch, say=say)
+    target, head = _load_models(plan, checkpoint, backend, threads, head_path)
     engine = Engine(
         target,
         head,
@@ -78,6 +77,8 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
         exact=settings.exact,
     )
     notes = list(hardware.notes)
+    if backend.reason is not None:
+        notes.append(f"runs on PyTorch's kernels, which are slower: {backend.reason}; {backend.hint}")
     if head is not None:
         notes += head.notes
     elif settings.speculate and (settings.head or "").lower() != "none":
@@ -115,24 +116,39 @@ def _plan_and_fetch(
     return path, plan
 
 
-def _load_head(plan: RunPlan, target: Target, *, fetch: bool, say: Progress) -> Head | None:
-    """The planned head, built for the planned slots.
-
-    None where there is none, or it is not here and may not be fetched.
-    """
+def _head_path(plan: RunPlan, *, fetch: bool, say: Progress) -> Path | None:
+    """The planned head; None where there is none, or it is not on this machine and may not be fetched."""
     name = plan.model.head_name
     if name is None or not (fetch or plan.model.head_on_disk):
         return None
-    path = resolve_head(name, plan.model.name, say)
-    if path is None:
-        return None
-    say(f"loading the head {model_label(name)}")
-    checkpoint = open_head(path, target.config, target.embed)
-    return Head(
-        checkpoint,
-        target.embed,
-        slots=plan.memory.slots + MAX_EXPANSIONS,
-        context=plan.context,
-        dtype=target.dtype,
-        device=target.device,
+    return resolve_head(name, plan.model.name, say)
+
+
+def _load_models(
+    plan: RunPlan, checkpoint: Checkpoint, backend: Backend, threads: int, head_path: Path | None
+) -> tuple[TargetModel, DraftHead | None]:
+    """The target and its head on the chosen kernels, with room for the planned slots and passes."""
+    slots = plan.memory.slots + MAX_EXPANSIONS
+    if not backend.native:
+        device = torch.device(plan.device)
+        target = load_target(checkpoint, bits=plan.bits, context=plan.context, device=device)
+        if head_path is None:
+            return target, None
+        opened = open_head(head_path, checkpoint.config, target.embed)
+        return target, Head(
+            opened, target.embed, slots=slots, context=plan.context, dtype=target.dtype, device=device
+        )
+    from treeeagle_edge.kernels.native.bindings import Team
+    from treeeagle_edge.native_head import NativeHead
+    from treeeagle_edge.native_target import load_native_target
+
+    rows = PREFILL_CHUNK + 1  # a head pass may carry one row over from the chunk before
+    native = load_native_target(
+        checkpoint, Team(threads), bits=plan.bits, context=plan.context, max_rows=rows
+    )
+    if head_path is None:
+        return native, None
+    opened = open_head(head_path, checkpoint.config, native.embed)
+    return native, NativeHead(
+        opened, native, slots=slots, context=plan.context, max_rows=rows, max_scored=MAX_BRANCHING
     )

@@ -21,3 +21,4 @@ class RunSettings:
     branching: int | None = None
     nodes: int | None = None
     exact: bool = False
+    kernels: str | None = None  # "native" or "torch"; None takes native ones where they can be had

@@ -38,6 +38,8 @@ class TargetOutput:
 class Target:
     """A loaded model. It holds weights and rotary tables; keys and values belong to the caller's KVStore."""
 
+    batch_invariant = False  # PyTorch picks other kernels for other numbers of rows
+
     def __init__(
         self,
         config: ModelConfig,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,7 +76,7 @@ def load_weights(
 
     Raises InputError for a tensor that is missing or has another shape than the config asks, naming it.
     """
-    reader = _Reader(checkpoint, device, progress)
+    reader = TensorReader(checkpoint, device, progress)
     config = checkpoint.config
     raw = reader.tensor("model.embed_tokens.weight")
     embedding = raw.to(device=device, dtype=dtype).contiguous()
@@ -90,7 +91,7 @@ def load_weights(
     return TargetWeights(embedding, layers, reader.norm("model.norm.weight"), lm_head)
 
 
-def _load_layer(reader: _Reader, index: int, bits: int, dtype: torch.dtype) -> LayerWeights:
+def _load_layer(reader: TensorReader, index: int, bits: int, dtype: torch.dtype) -> LayerWeights:
     prefix = f"model.layers.{index}."
     config = reader.config
 
@@ -115,7 +116,7 @@ def _load_layer(reader: _Reader, index: int, bits: int, dtype: torch.dtype) -> L
     )
 
 
-class _Reader:
+class TensorReader:
     """Tensors of a checkpoint, checked for presence and shape, with progress."""
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, progress: Progress | None) -> None:
@@ -141,15 +142,25 @@ class _Reader:
                 f"tensor {name} has shape {list(tensor.shape)}, the config asks for {list(expected)}",
                 "config and weights belong to different models; download both again",
             )
-        self._done += 1
-        if self._progress is not None:
-            self._progress(self._done, len(self._shapes))
+        self._count()
         return tensor
+
+    def raw(self, name: str) -> tuple[str, np.ndarray] | None:
+        """(GGUF type, [rows, bytes a row] uint8) of a matrix stored in blocks, None for any other."""
+        found = self._checkpoint.raw(name)
+        if found is not None:
+            self._count()
+        return found
 
     def joined(self, names: list[str]) -> Tensor:
         """Several tensors stacked along their output channels."""
         tensors = [self.tensor(name) for name in names]
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+    def _count(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, len(self._shapes))
 
     def norm(self, name: str) -> Tensor:
         """A norm's weight, float32, on the device."""

@@ -59,6 +59,9 @@ class RandomCheckpoint:
     def tensor(self, name: str) -> Tensor:
         return self._tensors[name]
 
+    def raw(self, name: str) -> None:
+        return None
+
 
 def tiny_target(*, context: int = 128, bits: int = 32, seed: int = 0) -> Target:
     return load_target(RandomCheckpoint(seed=seed), bits=bits, context=context, device=CPU)

@@ -113,10 +113,7 @@ def filtered(text: str, stops: Sequence[str], cuts: Sequence[int]) -> tuple[list
 
 @pytest.mark.parametrize("stop", ["\n\nUser:", "</s>", "aab", "x"])
 def test_a_stop_string_split_anywhere_is_cut_exactly(stop):
-    """Expectations row 12.
-
-    Split over pieces at every pair of offsets, it is found, and nothing of it is shown.
-    """
+    """Expectations row 12: split over pieces at every pair of offsets, it is found and nothing of it is shown."""
     text = f"aaa before{stop}after"
     cut = text.index(stop)
     for cuts in itertools.combinations(range(len(text) + 1), 2):

@@ -1,0 +1,264 @@
+// Attention of a few query rows over slot lists, for any instruction set.
+//
+// A row reads positions 0, 1, 2, ... of its list: the prefix, then its ancestors. Positions are cut into blocks of 64 by
+// their absolute number; a block yields scores, one rescaling of the running softmax, and the weighted values, each summed
+// in reading order. Where the prefix ends never enters the arithmetic, so a node of a tree gets the bits that plain
+// decoding gives. What rows have in common only decides which blocks are prepared once for all of them.
+//
+// Keys, values, queries and probabilities are bf16 in pairs, sums are fp32. Keys are transposed (dimension pairs x keys),
+// values interleaved (key pairs x dimensions), and both products become the same small kernel.
+#pragma once
+
+#include <initializer_list>
+#include <type_traits>
+
+#include "ops_impl.h"
+
+namespace te {
+namespace {
+
+// c[q * c_stride + v * lanes] += sum over steps of a[step * a_stride + v * lanes] . b[q * b_stride + step]
+template <class S, int NQ, int NV>
+inline void pair_tile(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride, int64_t steps, float* c,
+                      int64_t c_stride) {
+  typename S::F acc[NQ][NV];
+#pragma GCC unroll 8
+  for (int q = 0; q < NQ; ++q)
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) acc[q][v] = S::load(c + q * c_stride + v * S::kLanes);
+  for (int64_t s = 0; s < steps; ++s) {
+    typename S::I row[NV];
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) row[v] = S::load_pairs(a + s * a_stride + v * S::kLanes);
+#pragma GCC unroll 8
+    for (int q = 0; q < NQ; ++q) {
+      const typename S::I other = S::broadcast_pair(b + q * b_stride + s);
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) acc[q][v] = S::dot_pair(acc[q][v], row[v], other);
+    }
+  }
+#pragma GCC unroll 8
+  for (int q = 0; q < NQ; ++q)
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) S::store(c + q * c_stride + v * S::kLanes, acc[q][v]);
+}
+
+template <class S, int NQ, int NV>
+inline void pair_tile_any(int64_t nq, int64_t nv, const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride,
+                          int64_t steps, float* c, int64_t c_stride) {
+  if constexpr (NQ > 1) {
+    if (nq < NQ) return pair_tile_any<S, NQ - 1, NV>(nq, nv, a, a_stride, b, b_stride, steps, c, c_stride);
+  }
+  if constexpr (NV > 1) {
+    if (nv < NV) return pair_tile_any<S, NQ, NV - 1>(nq, nv, a, a_stride, b, b_stride, steps, c, c_stride);
+  }
+  pair_tile<S, NQ, NV>(a, a_stride, b, b_stride, steps, c, c_stride);
+}
+
+template <class S>
+void pair_product(int64_t queries, int64_t vectors, const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride,
+                  int64_t steps, float* c, int64_t c_stride) {
+  for (int64_t q = 0; q < queries; q += S::kQueries)
+    for (int64_t v = 0; v < vectors; v += S::kVectors)
+      pair_tile_any<S, S::kQueries, S::kVectors>(queries - q, vectors - v, a + v * S::kLanes, a_stride, b + q * b_stride,
+                                                 b_stride, steps, c + q * c_stride + v * S::kLanes, c_stride);
+}
+
+constexpr int64_t kFewKeys = 8;  // up to here single keys are put in place faster than sixteen are transposed
+
+// A block of keys and values in the shape of the products.
+struct KeyBlock {
+  uint32_t* keys;    // [head_dim / 2][kKeyBlock] pairs of dimensions
+  uint32_t* values;  // [kKeyBlock / 2][head_dim] pairs of keys
+};
+
+// The queries of a unit and their running softmax.
+struct QueryState {
+  uint32_t* query;     // [queries][head_dim / 2] bf16 pairs
+  float* peak;         // [queries] largest score so far
+  float* total;        // [queries] sum of exp(score - peak)
+  float* sum;          // [queries][head_dim]
+  float* scores;       // [queries][kKeyBlock]
+  uint16_t* weights;   // [queries][kKeyBlock] bf16
+};
+
+struct Scratch {
+  KeyBlock shared, own;
+  QueryState state;
+};
+
+// Lays the scratch out from `base` and returns its size; with base null only the size matters.
+inline int64_t lay_out(const AttentionShape& shape, int64_t rows, char* base, Scratch& s) {
+  const int64_t queries = rows * shape.group(), dim = shape.head_dim;
+  int64_t used = 0;
+  const auto carve = [&](auto*& pointer, int64_t count) {
+    using T = std::remove_reference_t<decltype(*pointer)>;
+    pointer = base ? reinterpret_cast<T*>(base + used) : nullptr;
+    used += round_up(count * static_cast<int64_t>(sizeof(T)), kAlign);
+  };
+  for (KeyBlock* block : {&s.shared, &s.own}) {
+    carve(block->keys, kKeyBlock * dim / 2);
+    carve(block->values, kKeyBlock * dim / 2);
+  }
+  carve(s.state.query, queries * dim / 2);
+  carve(s.state.peak, queries);
+  carve(s.state.total, queries);
+  carve(s.state.sum, queries * dim);
+  carve(s.state.scores, queries * kKeyBlock);
+  carve(s.state.weights, queries * kKeyBlock);
+  return used;
+}
+
+// Fills positions [first + from, first + count) of the block as `row` reads them; `from` is a multiple of 16. Columns past
+// `count` repeat its last key: they are never given weight.
+template <class S>
+void prepare_block(const AttentionJob& job, int64_t row, int64_t kv_head, int64_t first, int64_t from, int64_t count,
+                   const KeyBlock& block) {
+  const int64_t dim = job.shape.head_dim, stride = job.shape.kv_heads * dim;
+  const uint16_t *key_rows[kKeyBlock], *value_rows[kKeyBlock];
+  const int64_t end = round_up(count, kTile);
+  for (int64_t j = from; j < end; ++j) {
+    const int64_t at = job.reads.slot(row, first + (j < count ? j : count - 1)) * stride + kv_head * dim;
+    key_rows[j] = job.keys + at;
+    value_rows[j] = job.values + at;
+  }
+  for (int64_t j = from; j < end; j += S::kLanes)
+    for (int64_t d = 0; d < dim / 2; d += S::kLanes)
+      S::transpose(key_rows + j, d, block.keys + d * kKeyBlock + j, kKeyBlock);
+  for (int64_t j = from; j < count; j += 2)
+    for (int64_t d = 0; d < dim; d += S::kLanes)
+      S::store_pairs(block.values + j / 2 * dim + d, S::interleave(value_rows[j] + d, value_rows[j + 1] + d));
+}
+
+// Puts one slot at position j of a prepared block: for the few keys that rows do not share.
+inline void replace_key(const AttentionJob& job, int64_t slot, int64_t kv_head, int64_t j, const KeyBlock& block) {
+  const int64_t dim = job.shape.head_dim;
+  const int64_t at = (slot * job.shape.kv_heads + kv_head) * dim;
+  const uint16_t *key = job.keys + at, *value = job.values + at;
+  for (int64_t d = 0; d < dim / 2; ++d) __builtin_memcpy(block.keys + d * kKeyBlock + j, key + 2 * d, 4);
+  auto* halves = reinterpret_cast<uint16_t*>(block.values + j / 2 * dim) + j % 2;
+  for (int64_t d = 0; d < dim; ++d) halves[2 * d] = value[d];
+}
+
+// One query's scores of a block become bf16 weights; the running sums are brought to the new peak.
+template <class S>
+void soften(const QueryState& state, int64_t query, int64_t count, int64_t dim) {
+  using F = typename S::F;
+  float* scores = state.scores + query * kKeyBlock;
+  uint16_t* weights = state.weights + query * kKeyBlock;
+  const int64_t end = round_up(count, S::kLanes);
+  for (int64_t j = count; j < end; ++j) scores[j] = -__builtin_inff();
+  F largest = S::load(scores);
+  for (int64_t j = S::kLanes; j < end; j += S::kLanes) largest = S::max(largest, S::load(scores + j));
+  const float before = state.peak[query];
+  const float block_peak = S::max_lane(largest);
+  const float peak = block_peak > before ? block_peak : before;
+  F total = S::zero();
+  for (int64_t j = 0; j < end; j += S::kLanes) {
+    S::store(scores + j, exp_approx<S>(S::sub(S::load(scores + j), S::set1(peak))));
+    for (int64_t i = count > j ? count : j; i < j + S::kLanes; ++i) scores[i] = 0.0f;
+    total = S::add(total, S::load(scores + j));
+    S::store_bf16(weights + j, S::load(scores + j));
+  }
+  if (count % 2 != 0) weights[count] = 0;  // the partner of the last pair, when a vector ends between them
+  if (peak != before) {
+    const F shrink = exp_approx<S>(S::set1(before - peak));
+    float* sum = state.sum + query * dim;
+    for (int64_t d = 0; d < dim; d += S::kLanes) S::store(sum + d, S::mul(S::load(sum + d), shrink));
+    alignas(64) float lanes[S::kLanes];
+    S::store(lanes, shrink);
+    state.total[query] *= lanes[0];
+    state.peak[query] = peak;
+  }
+  state.total[query] += S::sum(total);
+}
+
+template <class S>
+void attend_block(const KeyBlock& block, const QueryState& state, int64_t query0, int64_t queries, int64_t count, int64_t dim) {
+  float* scores = state.scores + query0 * kKeyBlock;
+  const int64_t vectors = (count + S::kLanes - 1) / S::kLanes;
+  __builtin_memset(scores, 0, static_cast<size_t>(queries * kKeyBlock) * sizeof(float));
+  pair_product<S>(queries, vectors, block.keys, kKeyBlock, state.query + query0 * dim / 2, dim / 2, dim / 2, scores,
+                  kKeyBlock);
+  for (int64_t q = query0; q < query0 + queries; ++q) soften<S>(state, q, count, dim);
+  const auto* weights = reinterpret_cast<const uint32_t*>(state.weights + query0 * kKeyBlock);
+  pair_product<S>(queries, dim / S::kLanes, block.values, dim, weights, kKeyBlock / 2, (count + 1) / 2,
+                  state.sum + query0 * dim, dim);
+}
+
+// How many positions rows [row0, row1) read alike.
+inline int64_t common_length(const ReadingLists& reads, int64_t row0, int64_t row1) {
+  int64_t common = reads.own_count[row0];
+  for (int64_t r = row0 + 1; r < row1; ++r) {
+    int64_t same = 0;
+    const int64_t most = common < reads.own_count[r] ? common : reads.own_count[r];
+    while (same < most && reads.own[r * reads.stride + same] == reads.own[row0 * reads.stride + same]) ++same;
+    common = same;
+  }
+  return reads.prefix_count + common;
+}
+
+template <class S>
+void load_queries(const AttentionJob& job, int64_t row0, int64_t row1, int64_t kv_head, const QueryState& state) {
+  const int64_t dim = job.shape.head_dim, group = job.shape.group();
+  for (int64_t r = row0; r < row1; ++r)
+    for (int64_t g = 0; g < group; ++g) {
+      const int64_t q = (r - row0) * group + g;
+      const float* from = job.query + r * job.query_stride + (kv_head * group + g) * dim;
+      store_bf16<S>(from, dim, reinterpret_cast<uint16_t*>(state.query + q * dim / 2));
+      state.peak[q] = -__builtin_inff();
+      state.total[q] = 0.0f;
+      __builtin_memset(state.sum + q * dim, 0, static_cast<size_t>(dim) * sizeof(float));
+    }
+}
+
+template <class S>
+void attend(const AttentionJob& job, int64_t row0, int64_t row1, int64_t kv_head, void* memory) {
+  const int64_t dim = job.shape.head_dim, group = job.shape.group();
+  Scratch s;
+  lay_out(job.shape, row1 - row0, static_cast<char*>(memory), s);
+  load_queries<S>(job, row0, row1, kv_head, s.state);
+
+  const int64_t common = common_length(job.reads, row0, row1);
+  const int64_t border = common / kKeyBlock * kKeyBlock;  // whole blocks before it are the same for all rows
+  for (int64_t first = 0; first < border; first += kKeyBlock) {
+    prepare_block<S>(job, row0, kv_head, first, 0, kKeyBlock, s.shared);
+    attend_block<S>(s.shared, s.state, 0, (row1 - row0) * group, kKeyBlock, dim);
+  }
+  const int64_t ready = common - border;  // positions of the border's block that all rows share
+  if (ready > 0) prepare_block<S>(job, row0, kv_head, border, 0, ready, s.shared);
+  for (int64_t r = row0; r < row1; ++r) {
+    const int64_t length = job.reads.length(r);
+    for (int64_t first = border; first < length; first += kKeyBlock) {
+      const int64_t count = length - first < kKeyBlock ? length - first : kKeyBlock;
+      const KeyBlock& block = first == border ? s.shared : s.own;
+      int64_t j = first == border ? ready : 0;
+      const int64_t few = j + kFewKeys;
+      for (; j < count && j < few && j % kTile != 0; ++j)
+        replace_key(job, job.reads.slot(r, first + j), kv_head, j, block);
+      // An odd end has a partner without weight; it is the last key again, as prepare_block leaves it, not another row's.
+      if (j == count && count % 2 != 0) replace_key(job, job.reads.slot(r, length - 1), kv_head, count, block);
+      if (j < count) prepare_block<S>(job, r, kv_head, first, j / kTile * kTile, count, block);
+      attend_block<S>(block, s.state, (r - row0) * group, group, count, dim);
+    }
+  }
+  for (int64_t r = row0; r < row1; ++r)
+    for (int64_t g = 0; g < group; ++g) {
+      const int64_t q = (r - row0) * group + g;
+      float* sum = s.state.sum + q * dim;
+      const typename S::F inverse = S::set1(1.0f / s.state.total[q]);
+      for (int64_t d = 0; d < dim; d += S::kLanes) S::store(sum + d, S::mul(S::load(sum + d), inverse));
+      const int64_t head = kv_head * group + g;
+      quantise_row<S>(sum, dim, job.out, r, head * dim / kBlock);
+      if (job.raw)
+        __builtin_memcpy(job.raw + (r * job.shape.heads + head) * dim, sum, static_cast<size_t>(dim) * sizeof(float));
+    }
+}
+
+inline int64_t attend_scratch(const AttentionShape& shape, int64_t rows) {
+  Scratch s;
+  return lay_out(shape, rows, nullptr, s);
+}
+
+}  // namespace
+}  // namespace te

@@ -1,0 +1,73 @@
+// What one instruction set offers: a table of functions, chosen once.
+#pragma once
+
+#include "blocks.h"
+
+namespace te {
+
+constexpr int kKeyBlock = 64;  // reading positions that share one softmax rescaling; blocks are cut by absolute position
+
+// Shapes of one attention layer and of its key and value rows.
+struct AttentionShape {
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;  // a multiple of 32
+  int64_t group() const { return heads / kv_heads; }
+};
+
+// What the rows of one pass read: `prefix` first, then each row its own list.
+struct ReadingLists {
+  const int64_t* prefix = nullptr;  // [prefix_count] slots
+  int64_t prefix_count = 0;
+  const int32_t* own = nullptr;     // [rows][stride] slots, in reading order
+  const int32_t* own_count = nullptr;
+  int64_t stride = 0;
+
+  int64_t length(int64_t row) const { return prefix_count + own_count[row]; }
+  int64_t slot(int64_t row, int64_t position) const {
+    return position < prefix_count ? prefix[position] : own[row * stride + position - prefix_count];
+  }
+};
+
+struct AttentionJob {
+  AttentionShape shape;
+  const float* query = nullptr;      // row r, head h at query + r * query_stride + h * head_dim; scaled already
+  int64_t query_stride = 0;
+  const uint16_t* keys = nullptr;    // bf16 [slots, kv_heads, head_dim]
+  const uint16_t* values = nullptr;
+  ReadingLists reads;
+  Activations out;                   // quantised [heads * head_dim]
+  float* raw = nullptr;              // or null: the same before quantisation, [rows][heads * head_dim]
+};
+
+struct Kernels {
+  const char* name;
+  // out[r * ldo + 0..15] = rows [row0, row0 + rows) times tile; `next` (or null) is memory needed soon
+  void (*matmul_tile)(const Weight& w, int64_t tile, const Activations& a, int64_t row0, int64_t rows, float* out,
+                      int64_t ldo, const uint8_t* next);
+  // blocks [block0, ...) of `row` from n floats, n a multiple of 32
+  void (*quantise_row)(const float* x, int64_t n, const Activations& a, int64_t row, int64_t block0);
+  // out = x / rms(x) * weight, n a multiple of 16
+  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
+  // x += scale * y
+  void (*add_scaled)(float* x, const float* y, float scale, int64_t n);
+  // gate = silu(gate) * up
+  void (*silu_mul)(float* gate, const float* up, int64_t n);
+  // rotate-half with cos, sin [head_dim / 2], then times scale
+  void (*rope)(float* x, const float* cos, const float* sin, int64_t head_dim, float scale);
+  void (*store_bf16)(const float* x, int64_t n, uint16_t* out);
+  // query rows [row0, row1) of one kv head, all of its query heads
+  void (*attend)(const AttentionJob& job, int64_t row0, int64_t row1, int64_t kv_head, void* scratch);
+  int64_t (*attend_scratch)(const AttentionShape& shape, int64_t rows);
+  // the k largest of x, descending, the lower index first among equals; k <= n
+  void (*largest)(const float* x, int64_t n, int64_t k, float* values, int64_t* indices);
+  // the same of log_softmax(x)
+  void (*log_softmax_top)(const float* x, int64_t n, int64_t k, float* values, int64_t* indices);
+};
+
+// nullptr when this build or this machine lacks it. Name null: the best one.
+const Kernels* find_kernels(const char* name);
+// Comma-separated names usable here, best first.
+const char* kernel_names();
+
+}  // namespace te

@@ -1,0 +1,148 @@
+// What the target and the draft head have in common: one decoder layer, its workspace, and the phases of a pass.
+//
+// Every thread of the team runs the same phases; each takes its share of rows or of output channels and meets the others
+// at a barrier. A share never changes a value: a row's numbers depend on that row alone.
+#pragma once
+
+#include <vector>
+
+#include "buffer.h"
+#include "kernels.h"
+#include "team.h"
+
+namespace te {
+
+struct Matrix {
+  Weight weight;
+  Buffer<uint8_t> memory;
+
+  bool present() const { return memory.size() > 0; }
+  void allocate(Format format, int64_t n, int64_t k) {
+    weight = weight_shape(format, n, k);
+    memory = Buffer<uint8_t>(weight_bytes(weight));
+    weight.data = memory.data();
+  }
+};
+
+using Vector = Buffer<float>;
+
+struct LayerWeights {
+  Matrix q, k, v, o, gate, up, down;
+  Vector attention_norm, mlp_norm;           // [hidden]
+  Vector q_bias, k_bias, v_bias, o_bias;     // optional
+  Vector q_norm, k_norm;                     // optional, [head_dim]
+};
+
+struct LayerShape {
+  int64_t hidden = 0;
+  int64_t intermediate = 0;
+  int64_t input = 0;  // what q, k, v read: hidden, or twice that in a draft head
+  AttentionShape attention;
+  float eps = 1e-5f;
+  float residual_scale = 1.0f;
+
+  int64_t query_width() const { return attention.heads * attention.head_dim; }
+  int64_t kv_width() const { return attention.kv_heads * attention.head_dim; }
+  int64_t qkv_width() const { return query_width() + 2 * kv_width(); }
+};
+
+// cos and sin of every position, [positions, head_dim / 2].
+struct RopeTable {
+  Vector cos, sin;
+};
+
+// The rows of one pass and what they may read.
+struct Pass {
+  int64_t rows = 0;
+  const int64_t* ids = nullptr;        // [rows]
+  const int64_t* positions = nullptr;  // [rows]
+  const int64_t* slots = nullptr;      // [rows] where their keys and values go
+  ReadingLists reads;
+};
+
+struct KeyValueRows {
+  uint16_t* keys = nullptr;  // bf16 [slots, kv_heads, head_dim] of one layer
+  uint16_t* values = nullptr;
+};
+
+// Memory of a pass, sized once for `max_rows`.
+struct Workspace {
+  Workspace() = default;
+  Workspace(const LayerShape& shape, const Kernels& kernels, int threads, int64_t max_rows, int64_t widest);
+
+  int64_t max_rows = 0;
+  Vector x;                      // [rows][hidden] residual stream
+  Vector qkv;                    // [rows][qkv_width]
+  Buffer<int8_t> quants;         // activations of the running phase ...
+  Buffer<BlockInfo> infos;
+  Buffer<int8_t> quants_other;   // ... and those it writes for the next
+  Buffer<BlockInfo> infos_other;
+  Buffer<int32_t> own, own_count;  // reading lists beyond the prefix
+  std::vector<Vector> row;       // per thread: [widest] one row
+  std::vector<Vector> tile;      // per thread: [rows][64] results of a few tiles
+  std::vector<Buffer<char>> attention;  // per thread
+
+  Activations first(int64_t rows) { return {quants.data(), infos.data(), rows}; }
+  Activations second(int64_t rows) { return {quants_other.data(), infos_other.data(), rows}; }
+};
+
+constexpr int64_t kMaxRowsTogether = 16;  // query rows that share a prepared block of keys
+
+// Weights that a thread will read next: memory is asked for them two tiles ahead, across the border of two matrices too.
+struct Ahead {
+  const Weight* weight = nullptr;
+  int64_t tile = 0;
+
+  const uint8_t* at(int64_t i) const {
+    return weight && tile + i < weight->tiles ? weight->quants(tile + i) : nullptr;
+  }
+};
+
+// One thread's view of a running pass.
+class Worker {
+ public:
+  Worker(const Kernels& kernels, Team& team, int thread, Workspace& space)
+      : k(kernels), team_(team), thread_(thread), threads_(team.size()), space_(space) {}
+
+  Share share(int64_t count) const { return Share(count, thread_, threads_); }
+  void barrier() { team_.barrier(); }
+  float* row_memory() const { return space_.row[static_cast<size_t>(thread_)].data(); }
+
+  // The beginning of this thread's share: what to ask memory for while the phase before ends.
+  Ahead beginning(const Weight& w) const { return {&w, share(w.tiles).begin}; }
+
+  // out[r * ldo + n] = row r of a . w, plus bias; `width` columns exist (the last tile may be cut).
+  void project(const Weight& w, const Activations& a, int64_t rows, const float* bias, float* out, int64_t ldo,
+               const Ahead& next);
+  // x[r * w.n + n] += scale * (row r of a . w + bias)
+  void project_add(const Weight& w, const Activations& a, int64_t rows, const float* bias, float scale, float* x,
+                   const Ahead& next);
+  // Quantised silu(gate) * up.
+  void gated(const Weight& gate, const Weight& up, const Activations& a, int64_t rows, const Activations& out,
+             const Ahead& next);
+  // Normalised rows of x, quantised into blocks [block0, ...) of a.
+  void norm(const float* x, int64_t width, const Vector& weight, float eps, int64_t rows, const Activations& a,
+            int64_t block0 = 0);
+
+  // Everything of a layer after its input norm: `a` holds the normalised input, x the residual stream.
+  void layer_body(const LayerShape& shape, const LayerWeights& w, const RopeTable& rope, const Pass& pass,
+                  const KeyValueRows& kv, float* x, const Ahead& next);
+
+  const Kernels& k;
+
+ private:
+  void rotate_and_store(const LayerShape& shape, const LayerWeights& w, const RopeTable& rope, const Pass& pass,
+                        const KeyValueRows& kv);
+  void attend(const LayerShape& shape, const Pass& pass, const KeyValueRows& kv, const Activations& out);
+  float* tile_memory() const { return space_.tile[static_cast<size_t>(thread_)].data(); }
+
+  Team& team_;
+  const int thread_, threads_;
+  Workspace& space_;
+};
+
+// Fills space.own and reads: row m reads tree[r] where visible[m * count + r]; visible null means r <= m.
+void list_reads(Workspace& space, int64_t rows, const int64_t* prefix, int64_t prefix_count, const int64_t* tree,
+                int64_t count, const uint8_t* visible, ReadingLists& reads);
+
+}  // namespace te

@@ -1,0 +1,116 @@
+// One tile of 16 output channels times a few rows, for any instruction set.
+//
+// A row's float value is built the same way whatever happens around it: for every block in order, an exact integer dot
+// product, one multiplication by the weights' scale, one fused multiply-add by the activations' scale (Q4_1: one more for
+// the minimum). The number of rows handled together only decides which registers are busy.
+#pragma once
+
+#include "blocks.h"
+
+namespace te {
+namespace {
+
+template <class S, Format Fmt, int R>
+inline void block_dots(const uint8_t* quants, int sub, const int8_t* x, typename S::I (&acc)[R]) {
+  const uint8_t* lane = quants + sub * S::kLanes * 4;
+  if constexpr (Fmt == Format::Q8) {
+#pragma GCC unroll 8
+    for (int g = 0; g < 8; ++g) {
+      const typename S::Q8 w = S::prepare8(S::load_bytes(lane + g * 64));
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) acc[r] = S::dot8(acc[r], w, S::broadcast4(x + r * kBlock + g * 4));
+    }
+  } else {
+#pragma GCC unroll 4
+    for (int g = 0; g < 8; g += 2) {
+      const typename S::I both = S::load_bytes(lane + g / 2 * 64);
+      const typename S::I low = S::low_nibbles(both), high = S::high_nibbles(both);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        acc[r] = S::dot4(acc[r], low, S::broadcast4(x + r * kBlock + g * 4));
+        acc[r] = S::dot4(acc[r], high, S::broadcast4(x + r * kBlock + g * 4 + 4));
+      }
+    }
+  }
+}
+
+// out[r * ldo + 0..15] for R rows. `next` is memory that will be needed soon: `lines` cache lines of it are asked for a block.
+template <class S, Format Fmt, int R>
+void tile_rows(const Weight& w, int64_t tile, const Activations& a, int64_t row, float* out, int64_t ldo,
+               const uint8_t* next, int lines) {
+  using F = typename S::F;
+  using I = typename S::I;
+  for (int sub = 0; sub < kTile / S::kLanes; ++sub) {
+    const uint8_t* quants = w.quants(tile);
+    const uint16_t* scales = w.scales(tile) + sub * S::kLanes;
+    const uint16_t* minima = w.minima(tile) + sub * S::kLanes;
+    const int8_t* x = a.block(0, row);
+    const BlockInfo* info = a.block_info(0, row);
+    F total[R];
+    for (int r = 0; r < R; ++r) total[r] = S::zero();
+    for (int64_t b = 0; b < w.blocks; ++b) {
+      for (int l = 0; l < lines; ++l) __builtin_prefetch(next + l * 64, 0, 2);  // into the second level: the first is busy
+      next += lines * 64;
+      I acc[R];
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+        acc[r] = S::iset1(Fmt == Format::Q8 ? S::start8(info[r]) : Fmt == Format::Q4_0 ? info[r].start_q4_0 : 0);
+      block_dots<S, Fmt, R>(quants, sub, x, acc);
+      const F scale = S::load_half(scales);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+        total[r] = S::fma(S::mul(S::to_float(acc[r]), scale), S::set1(info[r].scale), total[r]);
+      if constexpr (Fmt == Format::Q4_1) {
+        const F minimum = S::load_half(minima);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) total[r] = S::fma(minimum, S::set1(info[r].scaled_sum), total[r]);
+        minima += kTile;
+      }
+      quants += quant_bytes(Fmt);
+      scales += kTile;
+      x += a.rows * kBlock;
+      info += a.rows;
+    }
+    for (int r = 0; r < R; ++r) S::store(out + r * ldo + sub * S::kLanes, total[r]);
+  }
+}
+
+using TileFn = void (*)(const Weight&, int64_t, const Activations&, int64_t, float*, int64_t, const uint8_t*, int);
+
+template <class S, Format Fmt, int R>
+inline TileFn tile_function(int64_t rows) {
+  if constexpr (R == 1) {
+    (void)rows;
+    return tile_rows<S, Fmt, 1>;
+  } else {
+    return rows == R ? tile_rows<S, Fmt, R> : tile_function<S, Fmt, R - 1>(rows);
+  }
+}
+
+// out[row * ldo + 0..15] for rows [0, rows): even groups of at most kRows, the tile staying in the nearest cache.
+template <class S, Format Fmt>
+void tile_all_rows(const Weight& w, int64_t tile, const Activations& a, int64_t row0, int64_t rows, float* out, int64_t ldo,
+                   const uint8_t* next) {
+  const int64_t groups = (rows + S::kRows - 1) / S::kRows;
+  const int64_t all_lines = next ? w.tile_bytes / 64 : 0;
+  const int lines = static_cast<int>((all_lines + groups * w.blocks - 1) / (groups * w.blocks));
+  for (int64_t g = 0, row = 0; g < groups; ++g) {
+    const int64_t count = (rows - row + (groups - g) - 1) / (groups - g);
+    tile_function<S, Fmt, S::kRows>(count)(w, tile, a, row0 + row, out + row * ldo, ldo, next, lines);
+    if (next) next += static_cast<int64_t>(lines) * 64 * w.blocks;
+    row += count;
+  }
+}
+
+template <class S>
+void matmul_tile(const Weight& w, int64_t tile, const Activations& a, int64_t row0, int64_t rows, float* out, int64_t ldo,
+                 const uint8_t* next) {
+  switch (w.format) {
+    case Format::Q8: return tile_all_rows<S, Format::Q8>(w, tile, a, row0, rows, out, ldo, next);
+    case Format::Q4_0: return tile_all_rows<S, Format::Q4_0>(w, tile, a, row0, rows, out, ldo, next);
+    case Format::Q4_1: return tile_all_rows<S, Format::Q4_1>(w, tile, a, row0, rows, out, ldo, next);
+  }
+}
+
+}  // namespace
+}  // namespace te

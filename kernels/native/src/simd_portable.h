@@ -1,0 +1,121 @@
+// Any CPU: four lanes as plain arrays that a compiler turns into its own vectors; NEON byte dot products where they exist.
+// No fused multiply-add is asked for: without hardware it would be a library call.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#if defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+#endif
+
+#include "blocks.h"
+
+namespace te {
+namespace {
+
+struct Portable {
+  static constexpr int kLanes = 4;
+  static constexpr int kRows = 4;
+  static constexpr int kQueries = 2, kVectors = 2;
+  typedef float F __attribute__((vector_size(16)));
+  typedef int32_t I __attribute__((vector_size(16)));
+  typedef int8_t Bytes __attribute__((vector_size(16)));
+  typedef uint8_t UBytes __attribute__((vector_size(16)));
+  using Q8 = I;
+
+  static F set1(float x) { return F{x, x, x, x}; }
+  static F zero() { return F{}; }
+  static F load(const float* p) { return read<F>(p); }
+  static void store(float* p, F x) { std::memcpy(p, &x, 16); }
+  static F add(F a, F b) { return a + b; }
+  static F sub(F a, F b) { return a - b; }
+  static F mul(F a, F b) { return a * b; }
+  static F div(F a, F b) { return a / b; }
+  static F fma(F a, F b, F c) { return a * b + c; }
+  static F max(F a, F b) { return a > b ? a : b; }
+  static F min(F a, F b) { return a < b ? a : b; }
+  static F abs(F a) { return as_float(as_int(a) & 0x7fffffff); }
+  static float sum(F a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+  static float max_lane(F a) {
+    const float x = a[0] > a[2] ? a[0] : a[2], y = a[1] > a[3] ? a[1] : a[3];
+    return x > y ? x : y;
+  }
+  static F load_half(const uint16_t* p) {
+    return F{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};
+  }
+
+  static void store_bf16(uint16_t* p, F x) {
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t bits = static_cast<uint32_t>(as_int(x)[i]);
+      p[i] = static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+    }
+  }
+  static I interleave(const uint16_t* a, const uint16_t* b) {
+    I x;
+    for (int i = 0; i < 4; ++i) x[i] = static_cast<int32_t>(a[i] | static_cast<uint32_t>(b[i]) << 16);
+    return x;
+  }
+  static F low_float(I pair) { return as_float(pair << 16); }
+  static F high_float(I pair) { return as_float(pair & -65536); }
+  static F dot_pair(F acc, I a, I b) { return high_float(a) * high_float(b) + (low_float(a) * low_float(b) + acc); }
+  static I load_pairs(const uint32_t* p) { return read<I>(p); }
+  static void store_pairs(uint32_t* p, I x) { std::memcpy(p, &x, 16); }
+  static I broadcast_pair(const uint32_t* p) { return iset1(static_cast<int32_t>(*p)); }
+  static void transpose(const uint16_t* const* rows, int64_t offset, uint32_t* out, int64_t stride) {
+    for (int r = 0; r < 4; ++r) {
+      const I row = read<I>(rows[r] + 2 * offset);
+      for (int c = 0; c < 4; ++c) out[c * stride + r] = static_cast<uint32_t>(row[c]);
+    }
+  }
+
+  static I iset1(int32_t x) { return I{x, x, x, x}; }
+  static I iadd(I a, I b) { return a + b; }
+  static F to_float(I x) {
+    return F{static_cast<float>(x[0]), static_cast<float>(x[1]), static_cast<float>(x[2]), static_cast<float>(x[3])};
+  }
+  // Nearest even by the addition that pushes the fraction out; |x| < 2^22 everywhere it is used. NaN becomes some integer.
+  static I round(F x) {
+    const F magic = set1(12582912.0f);
+    return as_int(x + magic) - as_int(magic);
+  }
+  static int32_t isum(I x) { return x[0] + x[1] + x[2] + x[3]; }
+  static void store_int8(int8_t* p, I x) {
+    for (int i = 0; i < 4; ++i) p[i] = static_cast<int8_t>(x[i]);
+  }
+  static F scale2(F x, I n) { return x * as_float((n + 127) << 23); }
+
+  static I load_bytes(const uint8_t* p) { return read<I>(p); }
+  static I broadcast4(const int8_t* p) {
+    int32_t x;
+    std::memcpy(&x, p, 4);
+    return iset1(x);
+  }
+  static I low_nibbles(I x) { return x & 0x0f0f0f0f; }
+  static I high_nibbles(I x) { return (x >> 4) & 0x0f0f0f0f; }
+
+  static int32_t start8(const BlockInfo&) { return 0; }
+  static Q8 prepare8(I stored) { return stored ^ static_cast<int32_t>(0x80808080u); }
+  static I dot8(I acc, Q8 w, I x) { return dot4(acc, w, x); }
+  static I dot4(I acc, I w, I x) {  // both signed: nibbles are small
+#if defined(__ARM_FEATURE_DOTPROD)
+    return (I)vdotq_s32((int32x4_t)acc, (int8x16_t)w, (int8x16_t)x);
+#else
+    for (int byte = 0; byte < 4; ++byte) acc += signed_byte(w, byte) * signed_byte(x, byte);
+    return acc;
+#endif
+  }
+
+ private:
+  template <class T>
+  static T read(const void* p) {
+    T x;
+    std::memcpy(&x, p, 16);
+    return x;
+  }
+  static I as_int(F x) { return (I)x; }
+  static F as_float(I x) { return (F)x; }
+  static I signed_byte(I x, int byte) { return (x << (24 - 8 * byte)) >> 24; }
+};
+
+}  // namespace
+}  // namespace te

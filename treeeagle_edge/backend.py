@@ -1,0 +1,55 @@
+"""Which kernels run a model: the native ones where they can be had, PyTorch's elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treeeagle_edge.errors import CannotRunError, UsageError
+from treeeagle_edge.model_config import ModelConfig
+
+NATIVE_BITS = (4, 8)
+_BLOCK = 32
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A choice of kernels and, where they are not the best thinkable, why."""
+
+    native: bool
+    reason: str | None = None  # a sentence, None where the best choice was possible
+    hint: str | None = None
+
+
+def choose_backend(wanted: str | None, *, bits: int, device: str, config: ModelConfig) -> Backend:
+    """Native kernels for 4 and 8 bits on the CPU, PyTorch for the rest.
+
+    `wanted`: "native", "torch" or None. Raises UsageError for another name, CannotRunError where native kernels were asked
+    for and cannot serve.
+    """
+    if wanted not in (None, "native", "torch"):
+        raise UsageError(f"there are no kernels named {wanted}", "use native or torch")
+    if wanted == "torch":
+        return Backend(native=False)
+    backend = _native_or_reason(bits, device, config)
+    if wanted == "native" and not backend.native:
+        raise CannotRunError(
+            f"native kernels cannot run this: {backend.reason}", backend.hint or "use --kernels torch"
+        )
+    if bits not in NATIVE_BITS or device != "cpu":
+        return Backend(native=False)  # nothing is missing: these were never native
+    return backend
+
+
+def _native_or_reason(bits: int, device: str, config: ModelConfig) -> Backend:
+    if device != "cpu":
+        return Backend(False, f"they are for the CPU, and the device is {device}", "use --device cpu")
+    if bits not in NATIVE_BITS:
+        return Backend(False, f"they hold 4 or 8 bits, not {bits}", "use --bits 4 or --bits 8")
+    widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
+    odd = [width for width in widths if width % _BLOCK]
+    if odd:
+        return Backend(False, f"a width of {odd[0]} is no multiple of {_BLOCK}", "use --kernels torch")
+    from treeeagle_edge.kernels.native.loader import problem
+
+    found = problem()
+    return Backend(True) if found is None else Backend(False, found.reason, found.hint)

@@ -1,0 +1,160 @@
+"""A target held by the native CPU kernels: weights in blocks of 32, one native call a pass, the same bits for any batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treeeagle_edge.checkpoint import Checkpoint
+from treeeagle_edge.kernels.native import bindings
+from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.rope import RotaryTable
+from treeeagle_edge.target import TargetOutput
+from treeeagle_edge.target_weights import Progress, TensorReader
+
+BLOCK = 32  # weights that share a scale; every width must be a multiple of it
+_MATRICES = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+_STORED = {"Q8_0": "q8", "Q4_0": "q4_0", "Q4_1": "q4_1"}  # GGUF types that load as they are
+
+
+class NativeTarget:
+    """The same contract as `target.Target`, with bf16 keys and values and activations quantised to int8 by block.
+
+    Rounding depends on neither the number of rows of a pass nor on where an ancestor's slot comes from, so speculation equals plain
+    decoding bit for bit. Logits are overwritten by the next pass.
+    """
+
+    batch_invariant = True
+    kv_dtype = torch.bfloat16
+    dtype = torch.float32
+    device = torch.device("cpu")
+
+    def __init__(self, model: bindings.Model, checkpoint: Checkpoint, *, bits: int, context: int) -> None:
+        """`model` is filled and ready."""
+        self.config = checkpoint.config
+        self.bits = bits
+        self.context = context
+        self.model = model
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and rotary tables."""
+        return self.model.nbytes
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """[M] int64 -> [M, H] float32: unscaled rows of embed_tokens."""
+        return torch.from_numpy(self.model.embed(ids.numpy()))
+
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        view: AttentionView,
+        store: KVStore,
+        taps: tuple[int, ...],
+        scored: slice = slice(None),
+    ) -> TargetOutput:
+        """See `target.Target.forward`."""
+        output = self.model.forward(
+            ids.numpy(),
+            positions.numpy(),
+            slots.numpy(),
+            native_view(view),
+            native_store(store),
+            logit_rows=np.arange(len(ids))[scored],
+            taps=np.array(taps, np.int64) if taps else None,
+        )
+        assert output.logits is not None
+        features = torch.empty(len(ids), 0)
+        if output.features is not None:  # kept over rounds, while the buffer is not
+            features = torch.from_numpy(output.features).clone()
+        return TargetOutput(torch.from_numpy(output.logits), features)
+
+
+def native_view(view: AttentionView) -> bindings.View:
+    """The same view for native code, without copying the slots."""
+    return bindings.View(view.prefix.numpy(), view.rows.numpy(), view.visible.contiguous().numpy())
+
+
+def native_store(store: KVStore) -> bindings.Store:
+    """The addresses of a bf16 store."""
+    _, slots, kv_heads, _ = store.keys.shape
+    return bindings.Store(store.keys.data_ptr(), store.values.data_ptr(), slots, kv_heads, keep=(store,))
+
+
+def load_native_target(
+    checkpoint: Checkpoint,
+    team: bindings.Team,
+    *,
+    bits: int,
+    context: int,
+    max_rows: int,
+    progress: Progress | None = None,
+) -> NativeTarget:
+    """Load `checkpoint` at `bits` (8 or 4) for passes of up to `max_rows` rows.
+
+    8: every matrix in blocks of 32 int8 with a scale (Q8_0). 4: blocks of 32 with scale and minimum (Q4_1) for the layers,
+    8-bit for embedding and lm_head. GGUF matrices that are stored in such a format, and in no more bits than asked for, load as
+    they are, equal bit for bit to the file's values.
+    """
+    config = checkpoint.config
+    table = RotaryTable(config.rope, config.head_dim, context, torch.device("cpu"))
+    model = bindings.Model(
+        team,
+        bindings.ModelConfig(
+            config.num_layers, config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
+            config.head_dim, config.vocab_size, table.cos.shape[0], max_rows, config.rms_norm_eps,
+            config.embedding_scale, config.residual_scale, config.logit_scale,
+        ),
+        scored_rows=max_rows,
+    )  # fmt: skip
+    model.rope(table.cos.numpy(), table.sin.numpy())
+    reader = TensorReader(checkpoint, torch.device("cpu"), progress)
+    _load_matrix(model, reader, "embedding", "model.embed_tokens.weight", 8, 0)
+    if not config.tie_word_embeddings:
+        _load_matrix(model, reader, "lm_head", "lm_head.weight", 8, 0)
+    model.vector("final_norm", _vector(reader, "model.norm.weight"))
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}."
+        for name, module in _MATRICES.items():
+            _load_matrix(model, reader, name, f"{prefix}{module}.weight", bits, layer)
+        vectors = {"attention_norm": "input_layernorm.weight", "mlp_norm": "post_attention_layernorm.weight"}
+        if config.attention_bias:
+            vectors |= {f"{p}_bias": f"self_attn.{p}_proj.bias" for p in "qkv"}
+        if config.output_bias:
+            vectors["o_bias"] = "self_attn.o_proj.bias"
+        if config.qk_norm:
+            vectors |= {f"{p}_norm": f"self_attn.{p}_norm.weight" for p in "qk"}
+        for name, tensor in vectors.items():
+            model.vector(name, _vector(reader, prefix + tensor), layer)
+    model.ready()
+    return NativeTarget(model, checkpoint, bits=bits, context=context)
+
+
+def _load_matrix(
+    model: bindings.Model, reader: TensorReader, name: str, tensor: str, bits: int, layer: int
+) -> None:
+    raw = reader.raw(tensor)
+    if raw is not None:
+        stored = _STORED.get(raw[0])
+        if stored is not None and ((bits == 8 and stored == "q8") or (bits == 4 and stored != "q8")):
+            model.matrix(name, stored, np.ascontiguousarray(raw[1]), layer)
+            return
+    model.matrix(
+        name, "q8" if bits == 8 else "q4_1", reader.tensor(tensor).float().contiguous().numpy(), layer
+    )
+
+
+def _vector(reader: TensorReader, name: str) -> np.ndarray:
+    return reader.tensor(name).float().contiguous().numpy()
