@@ -36,12 +36,12 @@ def in_pieces(
     """Logits [N, V] and features [N, taps * H] of `ids`, run `piece` rows at a time."""
     order = torch.arange(len(ids)) if order is None else order
     store = new_store(target, int(order.max()) + 1)
-    outputs = [
-        causal_pass(target, store, ids[start : start + piece], start, order, taps)
-        for start in range(0, len(ids), piece)
-    ]
-    logits = torch.cat([output.logits for output in outputs])
-    return logits, torch.cat([output.features for output in outputs])
+    logits, features = [], []
+    for start in range(0, len(ids), piece):
+        output = causal_pass(target, store, ids[start : start + piece], start, order, taps)
+        logits.append(output.logits.clone())  # a native target overwrites them in its next pass
+        features.append(output.features)
+    return torch.cat(logits), torch.cat(features)
 
 
 def tree_in_exact_passes(
