@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from treeeagle_edge.errors import CannotRunError, UsageError
+from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.model_config import ModelConfig
 
 NATIVE_BITS = (4, 8)
@@ -20,8 +21,10 @@ class Backend:
     hint: str | None = None
 
 
-def choose_backend(wanted: str | None, *, bits: int, device: str, config: ModelConfig) -> Backend:
-    """Native kernels for 4 and 8 bits on the CPU, PyTorch for the rest.
+def choose_backend(
+    wanted: str | None, *, bits: int, device: str, config: ModelConfig, head: HeadConfig | None = None
+) -> Backend:
+    """Native kernels for 4 and 8 bits on the CPU, PyTorch for the rest. Target and head run on the same.
 
     `wanted`: "native", "torch" or None. Raises UsageError for another name, CannotRunError where native kernels were asked
     for and cannot serve.
@@ -30,7 +33,7 @@ def choose_backend(wanted: str | None, *, bits: int, device: str, config: ModelC
         raise UsageError(f"there are no kernels named {wanted}", "use native or torch")
     if wanted == "torch":
         return Backend(native=False)
-    backend = _native_or_reason(bits, device, config)
+    backend = _native_or_reason(bits, device, config, head)
     if wanted == "native" and not backend.native:
         raise CannotRunError(
             f"native kernels cannot run this: {backend.reason}", backend.hint or "use --kernels torch"
@@ -40,12 +43,13 @@ def choose_backend(wanted: str | None, *, bits: int, device: str, config: ModelC
     return backend
 
 
-def _native_or_reason(bits: int, device: str, config: ModelConfig) -> Backend:
+def _native_or_reason(bits: int, device: str, config: ModelConfig, head: HeadConfig | None) -> Backend:
     if device != "cpu":
         return Backend(False, f"they are for the CPU, and the device is {device}", "use --device cpu")
     if bits not in NATIVE_BITS:
         return Backend(False, f"they hold 4 or 8 bits, not {bits}", "use --bits 4 or --bits 8")
-    widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
+    shapes: tuple[ModelConfig | HeadConfig, ...] = (config,) if head is None else (config, head)
+    widths = [width for it in shapes for width in (it.hidden_size, it.intermediate_size, it.head_dim)]
     odd = [width for width in widths if width % _BLOCK]
     if odd:
         return Backend(False, f"a width of {odd[0]} is no multiple of {_BLOCK}", "use --kernels torch")

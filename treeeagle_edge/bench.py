@@ -171,6 +171,7 @@ def _settings(options: BenchOptions, runtime: Runtime, run: BenchRun) -> dict[st
         "context": runtime.context,
         "tree": asdict(runtime.tree) if runtime.tree is not None else None,
         "threads": _threads(),
+        "kernels": runtime.kernels,
         "exact": options.settings.exact,
         "arms": list(run.arms),
         "quick": options.quick,

@@ -1,36 +1,23 @@
-"""Drafts a tree with an EAGLE-3 head: EAGLE-2's dynamic expansion (arXiv 2406.16858) over the head of arXiv
-2503.01840.
+"""Drafts a tree with an EAGLE-3 head (arXiv 2503.01840): dynamic expansion as in EAGLE-2 (arXiv 2406.16858).
 
-Levels are drafted one after another. Of each level's candidates the most likely are expanded, each expansion
-scores `branching` children, and of all candidates ever scored the best form the tree. Scores are
-log-probabilities of whole paths: a child never scores above its parent, so the best candidates always form a
-tree.
+Levels are drafted one after another. Of each level's candidates some are expanded, each expansion scores a few
+children, and of all candidates ever scored the best form the tree. Which, and how many, is `growth`'s to decide. No
+child ever scores above its parent, so the best candidates always form a tree.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from treeeagle_edge.growth import Candidate, Growth
 from treeeagle_edge.head import HeadOutput
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.model_protocols import DraftHead
-from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.tree import DraftTree
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """A drafted token below a parent candidate (None: below the root)."""
-
-    token: int
-    parent: Candidate | None
-    depth: int  # 1 for children of the root
-    score: float  # log-probability of the path from the root
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,30 +37,23 @@ class Drafter:
         self._scratch = scratch
 
     def draft(
-        self,
-        root: int,
-        scored: HeadOutput,
-        prefix: Tensor,
-        root_position: int,
-        shape: TreeShape,
-        stop_ids: Collection[int] = (),
+        self, root: int, scored: HeadOutput, prefix: Tensor, root_position: int, growth: Growth
     ) -> DraftTree | None:
-        """Draft below `root`, the token at `root_position` of the sequence.
+        """Draft below `root`, the token at `root_position` of the sequence, as far as `growth` wants.
 
         `scored` is the head's output for the root's row; `prefix` [T] int64 are the slots of all head rows up to and
-        including the root's. End tokens are leaves: what follows one is never drafted. Returns None where the head's
-        scores are not finite: the round is then decoded plainly.
+        including the root's. Returns None where the head's scores are not finite: the round is then decoded plainly.
         """
         frontier = [Expansion(None, ())]
         candidates: list[Candidate] = []
         used = 0
-        for depth in range(1, shape.depth + 1):
-            level = _candidates(frontier, scored, depth)
+        for depth in range(1, growth.depth + 1):
+            level = _candidates(frontier, scored, depth, growth)
             if level is None:
                 return None
             candidates = sorted([*candidates, *level], key=lambda c: -c.score)  # stable: parents stay first
-            chosen = [] if depth == shape.depth else _worth_expanding(level, candidates, shape, stop_ids)
-            if not chosen:
+            chosen = growth.expand(level, candidates)
+            if not chosen or depth == growth.depth:
                 break
             row_of = {expansion.candidate: row for row, expansion in enumerate(frontier)}
             parents = [row_of[candidate.parent] for candidate in chosen]
@@ -82,9 +62,9 @@ class Drafter:
                 for i, (candidate, parent) in enumerate(zip(chosen, parents, strict=True))
             ]
             place = root_position + depth
-            scored = self._expand(frontier, scored.hidden[parents], prefix, place, used, shape.branching)
+            scored = self._expand(frontier, scored.hidden[parents], prefix, place, used, growth.branching)
             used += len(frontier)
-        return _build_tree(root, candidates[: shape.nodes])
+        return _build_tree(root, growth.select(candidates))
 
     def _expand(
         self, frontier: list[Expansion], hidden: Tensor, prefix: Tensor, place: int, used: int, top: int
@@ -103,29 +83,20 @@ class Drafter:
         return self.head.step(hidden, tokens, positions, rows[used:], view, top)
 
 
-def _candidates(frontier: list[Expansion], scored: HeadOutput, depth: int) -> list[Candidate] | None:
+def _candidates(
+    frontier: list[Expansion], scored: HeadOutput, depth: int, growth: Growth
+) -> list[Candidate] | None:
     """The children of all expanded nodes, or None where a score is not finite."""
     rows, tokens = scored.log_probs.tolist(), scored.ids.tolist()
     if not all(math.isfinite(value) for row in rows for value in row):
         return None
-    return [
-        Candidate(token, e.candidate, depth, (e.candidate.score if e.candidate else 0.0) + log_prob)
-        for e, row, row_tokens in zip(frontier, rows, tokens, strict=True)
-        for token, log_prob in zip(row_tokens, row, strict=True)
-    ]
-
-
-def _worth_expanding(
-    level: list[Candidate], candidates: list[Candidate], shape: TreeShape, stop_ids: Collection[int]
-) -> list[Candidate]:
-    """The level's best candidates whose children could still be among the best `nodes` of all.
-
-    A child scores at most what its parent scores, so nothing below the current cut can enter the tree:
-    leaving it out changes no tree and saves head passes.
-    """
-    cut = candidates[shape.nodes - 1].score if len(candidates) >= shape.nodes else -math.inf
-    best = sorted((c for c in level if c.token not in stop_ids), key=lambda c: -c.score)[: shape.branching]
-    return [c for c in best if c.score > cut]
+    level = []
+    for expansion, row, row_tokens in zip(frontier, rows, tokens, strict=True):
+        parent = expansion.candidate
+        above = parent.log_prob if parent else 0.0
+        for token, log_prob in zip(row_tokens, row, strict=True):
+            level.append(Candidate(token, parent, depth, above + log_prob, growth.score(parent, log_prob)))
+    return level
 
 
 def _build_tree(root: int, chosen: list[Candidate]) -> DraftTree:
@@ -136,5 +107,5 @@ def _build_tree(root: int, chosen: list[Candidate]) -> DraftTree:
         tokens=(root, *(c.token for c in chosen)),
         parents=(-1, *(rows[c.parent] for c in chosen)),
         depths=(0, *(c.depth for c in chosen)),
-        log_probs=(0.0, *(c.score for c in chosen)),
+        log_probs=(0.0, *(c.log_prob for c in chosen)),
     )

@@ -6,7 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from treeeagle_edge.calibrate import measure_costs
+from treeeagle_edge.controller import Controller
+from treeeagle_edge.costs import CostTable
 from treeeagle_edge.errors import InputError, UsageError
+from treeeagle_edge.growth import FixedGrowth, Growth
 from treeeagle_edge.kv_pool import KVPool, PoolUsage
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
 from treeeagle_edge.passes import MAX_EXPANSIONS, Passes
@@ -16,6 +20,8 @@ from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.sequence import LiveSequence
 from treeeagle_edge.target import exact_rows
 from treeeagle_edge.tree import DraftTree
+
+_MOST_PENDING = 64  # features kept for later head rows while rounds decode plainly
 
 
 class Engine:
@@ -30,6 +36,7 @@ class Engine:
         slots: int,
         tree: TreeShape | None,
         exact: bool = False,
+        costs: CostTable | None = None,
     ) -> None:
         """`slots` hold the whole context, one tree with its root, and a throwaway row: context + nodes + 2 or
         more.
@@ -45,11 +52,20 @@ class Engine:
         self._fixed_rows = exact_rows(tree.nodes + 1 if tree else 1) if pads else None
         self._pool = KVPool(slots)
         self._passes = Passes(target, head, slots=slots, fixed_rows=self._fixed_rows)
+        self._controller: Controller | None = None
+        if self.tree is not None and self.tree.adaptive:
+            costs = costs or measure_costs(self._passes, self._pool, context, self.tree)
+            self._controller = Controller(costs)
 
     @property
     def has_head(self) -> bool:
         """Whether this engine can speculate."""
         return self.head is not None
+
+    @property
+    def costs(self) -> CostTable | None:
+        """What passes cost here, where an adaptive tree asked for it."""
+        return self._controller.costs.table if self._controller else None
 
     @property
     def kv_nbytes(self) -> int:
@@ -192,10 +208,9 @@ class Engine:
         sequence.announce(root_slot)
         drafted: DraftTree | None = None
         # a walk settles its path and one token more, so levels at or past the limit could never be used
-        drafts = shape is not None and limit > 1
-        if shape is not None and drafts:
-            shape = replace(shape, depth=min(shape.depth, limit - 1))
-            drafted = self._passes.draft(sequence, root, shape, sampler.params.stop_ids)
+        growth = self._growth(shape, limit, sampler.params.stop_ids)
+        if growth is not None:
+            drafted = self._passes.draft(sequence, root, growth)
         tree = drafted or DraftTree.root_only(root)
         drafted_at = time.perf_counter()
         slots = root_slot + sequence.borrow(tree.num_nodes)
@@ -207,7 +222,9 @@ class Engine:
         )
         kept = list(walk.rows[: len(ids) + 1])  # the root, and walked nodes whose token was not cut away
         sequence.commit([tree.tokens[row] for row in kept], [slots[row] for row in kept], features[kept])
-        return Round(
+        if sequence.pending_rows > _MOST_PENDING:
+            self._passes.flush_head(sequence)
+        settled = Round(
             ids=ids,
             kind="tree" if tree.num_nodes else "plain",
             drafted=tree.num_nodes,
@@ -219,8 +236,20 @@ class Engine:
             verify_s=verified_at - drafted_at,
             sample_s=time.perf_counter() - verified_at,
             finish_reason=reason,
-            draft_failures=int(drafts and drafted is None),
+            draft_failures=int(growth is not None and drafted is None),
         )
+        if shape is not None and shape.adaptive and self._controller is not None:
+            self._controller.observe(settled, growth)
+        return settled
+
+    def _growth(self, shape: TreeShape | None, limit: int, stop_ids: frozenset[int]) -> Growth | None:
+        """How this round's tree grows; None where the round decodes plainly."""
+        if shape is None or limit < 2:
+            return None
+        shape = replace(shape, depth=min(shape.depth, limit - 1))
+        if shape.adaptive and self._controller is not None:
+            return self._controller.growth(shape, stop_ids)
+        return FixedGrowth(shape, stop_ids)
 
 
 def _cut(ids: Sequence[int], params: SamplingParams, limit: int) -> tuple[tuple[int, ...], str | None]:

@@ -47,7 +47,7 @@ class NativeHead:
         max_rows: int,
         max_scored: int,
     ) -> None:
-        """`slots` rows of KV, scratch rows included; passes of up to `max_rows` rows, up to `max_scored` of them scored."""
+        """`slots` rows of KV, scratch rows included; passes of at most `max_rows` rows, `max_scored` of them scored."""
         self.config = config = checkpoint.config
         self.notes = checkpoint.notes
         table = RotaryTable(

@@ -1,4 +1,4 @@
-"""A target held by the native CPU kernels: weights in blocks of 32, one native call a pass, the same bits for any batch."""
+"""A target on the native CPU kernels: weights in blocks of 32, one call a pass, the same bits for any batch."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _STORED = {"Q8_0": "q8", "Q4_0": "q4_0", "Q4_1": "q4_1"}  # GGUF types that load
 class NativeTarget:
     """The same contract as `target.Target`, with bf16 keys and values and activations quantised to int8 by block.
 
-    Rounding depends on neither the number of rows of a pass nor on where an ancestor's slot comes from, so speculation equals plain
-    decoding bit for bit. Logits are overwritten by the next pass.
+    Rounding depends neither on the number of rows of a pass nor on where an ancestor's slot comes from, so speculation
+    equals plain decoding bit for bit. Logits are overwritten by the next pass.
     """
 
     batch_invariant = True
@@ -49,7 +49,8 @@ class NativeTarget:
     @property
     def nbytes(self) -> int:
         """Bytes of weights and rotary tables."""
-        return self.model.nbytes
+        shapes = self.model.config
+        return self.model.nbytes + int(shapes.max_positions * shapes.head_dim) * 4
 
     def embed(self, ids: Tensor) -> Tensor:
         """[M] int64 -> [M, H] float32: unscaled rows of embed_tokens."""
@@ -104,9 +105,9 @@ def load_native_target(
 ) -> NativeTarget:
     """Load `checkpoint` at `bits` (8 or 4) for passes of up to `max_rows` rows.
 
-    8: every matrix in blocks of 32 int8 with a scale (Q8_0). 4: blocks of 32 with scale and minimum (Q4_1) for the layers,
-    8-bit for embedding and lm_head. GGUF matrices that are stored in such a format, and in no more bits than asked for, load as
-    they are, equal bit for bit to the file's values.
+    8: every matrix in blocks of 32 int8 with a scale (Q8_0). 4: blocks of 32 with scale and minimum (Q4_1) for the
+    layers, 8-bit for embedding and lm_head. GGUF matrices that are stored in the format asked for load as they are,
+    equal bit for bit to the file's values.
     """
     config = checkpoint.config
     table = RotaryTable(config.rope, config.head_dim, context, torch.device("cpu"))

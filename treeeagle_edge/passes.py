@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from treeeagle_edge.drafter import Drafter
+from treeeagle_edge.growth import Growth
 from treeeagle_edge.head import HeadOutput
 from treeeagle_edge.kernels.dispatch import use_backend
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
-from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sequence import LiveSequence
 from treeeagle_edge.target import TargetOutput
 from treeeagle_edge.tree import DraftTree
@@ -83,9 +83,7 @@ class Passes:
         assert logits is not None
         return logits
 
-    def draft(
-        self, sequence: LiveSequence, root: int, shape: TreeShape, stop_ids: frozenset[int]
-    ) -> DraftTree | None:
+    def draft(self, sequence: LiveSequence, root: int, growth: Growth) -> DraftTree | None:
         """Write the head rows that wait for true features, the root's last, then grow a tree from the root's.
 
         The root's slot must be announced. None where the head's scores are not finite.
@@ -94,11 +92,11 @@ class Passes:
         position = len(sequence)
         tokens = [*sequence.tokens[sequence.head_tokens :], root]
         with self._kernels():
-            scored = self._extend_head(sequence, tokens, torch.cat(sequence.pending), shape.branching)
+            scored = self._extend_head(sequence, tokens, torch.cat(sequence.pending), growth.branching)
             sequence.pending = []
             sequence.head_tokens = position  # the root's row counts once the root is committed
             prefix = sequence.table(1, position + 1)
-            tree = self._drafter.draft(root, scored, prefix, position, shape, stop_ids)
+            tree = self._drafter.draft(root, scored, prefix, position, growth)
             if tree is None:
                 self._drafter.head.clean_rows(prefix)
         return tree

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from treeeagle_edge import plan_native
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.model_config import ModelConfig
@@ -14,6 +15,7 @@ ALLOWED_BITS = (4, 8, 16, 32)
 GB = 10**9
 
 _WEIGHT_NAMES = {4: "NF4", 8: "int8", 16: "16-bit", 32: "fp32"}
+_NATIVE_THREADS = 16  # for which buffers are planned where nobody says how many there are
 _NF4_BLOCK = 64  # weights that share one fp32 scale
 _LIVE_LOGIT_COPIES = 4  # raw, processed, log-probabilities, noise
 _LIVE_SCORE_COPIES = 2  # attention scores and their softmax
@@ -126,11 +128,12 @@ def embedding_bytes(model: ModelConfig, bits: int, device: str) -> int:
     return table if shared else table + output_bytes(model, bits, device)
 
 
-def head_bytes(head: HeadConfig, bits: int) -> int:
-    """Bytes of the draft head, which keeps a float dtype whatever the target's bits."""
-    return (
-        head.num_parameters * compute_bytes(bits) + 8 * head.draft_vocab_size
-    )  # with an int64 map of its ids
+def head_bytes(head: HeadConfig, bits: int, *, native: bool = False) -> int:
+    """Bytes of the draft head: a float dtype whatever the target's bits, 8 bits on native kernels."""
+    if native:
+        return plan_native.head_bytes(head)
+    ids = 8 * head.draft_vocab_size  # an int64 map of its ids
+    return head.num_parameters * compute_bytes(bits) + ids
 
 
 def slot_bytes(model: ModelConfig, head: HeadConfig | None, bits: int) -> int:
@@ -150,20 +153,30 @@ def pool_bytes(model: ModelConfig, head: HeadConfig | None, bits: int, slots: in
     return (slots + 1) * slot_bytes(model, None, bits) + drafting
 
 
-def step_bytes(model: ModelConfig, bits: int, device: str) -> int:
+def step_bytes(model: ModelConfig, bits: int, device: str, *, native: bool = False) -> int:
     """Bytes of weights that one target pass reads: layers and lm_head. The embedding is a look-up of a few rows."""
+    if native:
+        return plan_native.layers_bytes(model, bits) + plan_native.output_bytes(model)
     return block_bytes(model, bits) + output_bytes(model, bits, device)
+
+
+def logit_bytes(model: ModelConfig, tree: TreeShape | None) -> int:
+    """Bytes of the logits of a tree's rows and of what sampling makes of them."""
+    return _LIVE_LOGIT_COPIES * _verify_rows(tree) * model.vocab_size * 4
+
+
+def _verify_rows(tree: TreeShape | None) -> int:
+    return tree.nodes + 1 if tree is not None else 1
 
 
 def workspace_bytes(
     model: ModelConfig, head: HeadConfig | None, bits: int, slots: int, tree: TreeShape | None
 ) -> int:
-    """Bytes alive at once in the widest moment of a pass: a prefill chunk or a tree with its logits.
+    """Bytes alive at once in the widest moment of a PyTorch pass: a prefill chunk or a tree with its logits.
 
     Attention gathers K and V of one layer, once as stored and once in fp32, and computes scores in fp32 by blocks.
     """
-    rows = max(PREFILL_CHUNK + 1, tree.nodes + 1 if tree is not None else 1)
-    verify_rows = tree.nodes + 1 if tree is not None else 1
+    rows = max(PREFILL_CHUNK + 1, _verify_rows(tree))
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     element = compute_bytes(bits)
     row = model.hidden_size * (2 * 4 + 2 * element)  # residual stream and a branch in fp32, normalised copies
@@ -171,12 +184,10 @@ def workspace_bytes(
     row += 3 * model.intermediate_size * element
     if head is not None:
         row += 2 * head.num_taps * head.target_hidden_size * element
-    activations = rows * row
     scores = _LIVE_SCORE_COPIES * max(ATTENTION_SCORES, model.num_heads * slots) * 4
     mask = rows * slots * 4
     gathered = 2 * slots * kv * (element + 4)
-    logits = _LIVE_LOGIT_COPIES * verify_rows * model.vocab_size * 4
-    return activations + scores + mask + gathered + logits
+    return rows * row + scores + mask + gathered + logit_bytes(model, tree)
 
 
 def plan_memory(
@@ -189,11 +200,14 @@ def plan_memory(
     reserve: int,
     budget: int,
     device: str,
+    native: bool = False,
+    threads: int = _NATIVE_THREADS,
 ) -> MemoryPlan:
     """Plan a run of `model` with `head` (None: plain decoding) from shapes alone.
 
-    bits: 4, 8, 16 or 32; context: tokens; reserve and budget: bytes; device: "cpu", "cuda" or "cuda:N".
-    Raises UsageError for bits or a context out of range. A plan over budget is returned with `fits` False.
+    bits: 4, 8, 16 or 32; context: tokens; reserve and budget: bytes; device: "cpu", "cuda" or "cuda:N"; native: on the
+    native kernels, with `threads` threads. Raises UsageError for bits or a context out of range. A plan over budget is
+    returned with `fits` False.
     """
     if bits not in ALLOWED_BITS:
         raise UsageError(f"bits is {bits}, which is not a width this program stores", "use 4, 8, 16 or 32")
@@ -202,67 +216,66 @@ def plan_memory(
             f"context is {context:,}, which is out of range for this model",
             f"use 1 to {model.max_position:,}",
         )
-    lines = _lines(model, head, bits, context, tree, reserve, device)
-    longest = _longest_context(model, head, bits, tree, reserve, budget, device)
-    return MemoryPlan(lines, budget, context, plan_slots(context, tree), longest)
-
-
-def _lines(
-    model: ModelConfig,
-    head: HeadConfig | None,
-    bits: int,
-    context: int,
-    tree: TreeShape | None,
-    reserve: int,
-    device: str,
-) -> tuple[PlanLine, ...]:
-    slots = plan_slots(context, tree)
-    name = _WEIGHT_NAMES[bits]
-    lines = [
-        PlanLine(
-            f"weights ({name})",
-            block_bytes(model, bits) + rotary_bytes(model, context),
-            f"{model.num_layers} layers",
-        ),
-        PlanLine("embedding, lm_head", embedding_bytes(model, bits, device), f"{model.vocab_size:,} tokens"),
-    ]
-    if head is not None:
-        kind = "fp32" if bits == 32 else "fp16" if device.startswith("cuda") else "bf16"
-        lines.append(
-            PlanLine(
-                f"head ({kind})",
-                head_bytes(head, bits) + rotary_bytes(head, context),
-                f"{head.draft_vocab_size:,} draft tokens",
-            )
-        )
-    tail = f"context {context:,}" + (f" and a tree of {tree.nodes} nodes" if tree is not None else "")
-    lines.append(PlanLine(f"KV, {slots:,} slots", pool_bytes(model, head, bits, slots), tail))
-    lines.append(
-        PlanLine(
-            "workspace", workspace_bytes(model, head, bits, slots, tree), f"chunks of {PREFILL_CHUNK} rows"
-        )
+    run = _Run(model, head, bits, tree, reserve, device, threads if native else 0)
+    return MemoryPlan(
+        run.lines(context), budget, context, plan_slots(context, tree), run.longest_context(budget)
     )
-    system = "desktop and driver" if device.startswith("cuda") else "the program and the desktop"
-    lines.append(PlanLine("reserve", reserve, system))
-    return tuple(lines)
 
 
-def _longest_context(
-    model: ModelConfig,
-    head: HeadConfig | None,
-    bits: int,
-    tree: TreeShape | None,
-    reserve: int,
-    budget: int,
-    device: str,
-) -> int:
-    """Largest context whose total is within the budget: the total never shrinks as the context grows."""
+@dataclass(frozen=True)
+class _Run:
+    """All that a plan depends on but the context."""
 
-    def total(context: int) -> int:
-        return sum(line.nbytes for line in _lines(model, head, bits, context, tree, reserve, device))
+    model: ModelConfig
+    head: HeadConfig | None
+    bits: int
+    tree: TreeShape | None
+    reserve: int
+    device: str
+    threads: int  # of the native kernels, 0 where PyTorch's run
 
-    low, high = 0, model.max_position
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if total(middle) <= budget else (low, middle - 1)
-    return low
+    def lines(self, context: int) -> tuple[PlanLine, ...]:
+        """The plan for `context` tokens."""
+        model, head, bits, tree = self.model, self.head, self.bits, self.tree
+        slots = plan_slots(context, tree)
+        layers = plan_native.layers_bytes(model, bits) if self.threads else block_bytes(model, bits)
+        tables = (
+            plan_native.embedding_bytes(model) if self.threads else embedding_bytes(model, bits, self.device)
+        )
+        name = f"{bits}-bit blocks" if self.threads else _WEIGHT_NAMES[bits]
+        rotary = rotary_bytes(model, context)
+        lines = [
+            PlanLine(f"weights ({name})", layers + rotary, f"{model.num_layers} layers"),
+            PlanLine("embedding, lm_head", tables, f"{model.vocab_size:,} tokens"),
+        ]
+        if head is not None:
+            held = head_bytes(head, bits, native=self.threads > 0) + rotary_bytes(head, context)
+            note = f"{head.draft_vocab_size:,} draft tokens"
+            lines.append(PlanLine(f"head ({self._head_kind()})", held, note))
+        tail = f"context {context:,}" + (f" and a tree of {tree.nodes} nodes" if tree is not None else "")
+        lines.append(PlanLine(f"KV, {slots:,} slots", pool_bytes(model, head, bits, slots), tail))
+        lines.append(PlanLine("workspace", self._workspace(slots), f"chunks of {PREFILL_CHUNK} rows"))
+        system = "desktop and driver" if self.device.startswith("cuda") else "the program and the desktop"
+        return (*lines, PlanLine("reserve", self.reserve, system))
+
+    def longest_context(self, budget: int) -> int:
+        """Largest context whose total is within the budget: the total never shrinks as the context grows."""
+        low, high = 0, self.model.max_position
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = sum(line.nbytes for line in self.lines(middle)) <= budget
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+    def _head_kind(self) -> str:
+        if self.threads:
+            return "8-bit blocks"
+        return "fp32" if self.bits == 32 else "fp16" if self.device.startswith("cuda") else "bf16"
+
+    def _workspace(self, slots: int) -> int:
+        if not self.threads:
+            return workspace_bytes(self.model, self.head, self.bits, slots, self.tree)
+        buffers = plan_native.workspace_bytes(
+            self.model, self.head, rows=PREFILL_CHUNK + 1, slots=slots, threads=self.threads
+        )
+        return buffers + logit_bytes(self.model, self.tree)

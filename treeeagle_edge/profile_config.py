@@ -169,9 +169,9 @@ def small_card_advice(hardware: Hardware, profile: MemoryProfile) -> str:
     return (f"what fits this card: {fit}; or " if fit else "") + "use --device cpu"
 
 
-def models_that_fit(hardware: Hardware, profile: MemoryProfile) -> list[str]:
+def models_that_fit(hardware: Hardware, profile: MemoryProfile, *, native: bool = False) -> list[str]:
     """Known models whose plan at the profile's bits, tree and context fits the free memory: those with a head first,
-    then those that reach the context, then by size, largest first.
+    then those that reach the context, then by size, largest first. `native`: as the native kernels hold them.
     """
     found = []
     for name, known in KNOWN_MODELS.items():
@@ -185,6 +185,7 @@ def models_that_fit(hardware: Hardware, profile: MemoryProfile) -> list[str]:
             reserve=profile.reserve,
             budget=hardware.budget,
             device=hardware.device,
+            native=native,
         )
         if plan.fits:
             found.append((known.head is not None, context, plan.lines[0].nbytes, name))

@@ -8,23 +8,37 @@ from treeeagle_edge.errors import UsageError
 from treeeagle_edge.tree import DraftTree
 
 MAX_BRANCHING = 64
+_ADAPTIVE_NODES = 32  # the most a round may draft where its size is measured: beyond, no CPU or card gains
 
 
 @dataclass(frozen=True)
 class TreeShape:
     """How a round drafts. In the reference implementation's words: total_token = nodes + 1, depth = ours - 1,
     top_k = branching.
+
+    An adaptive shape names the most that may be drafted; each round is sized by what was measured.
     """
 
     depth: int = 5  # levels of drafted tokens
     branching: int = 4  # nodes expanded a level, and children scored for each
     nodes: int = 16  # the best of all scored candidates form the tree, the root not counted
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         for name, high in (("depth", 32), ("branching", MAX_BRANCHING), ("nodes", 256)):
             value = getattr(self, name)
             if not 1 <= value <= high:
                 raise UsageError(f"{name} is {value}, which is out of range", f"use 1 to {high}")
+
+
+def tree_shape(depth: int, branching: int, nodes: int) -> TreeShape:
+    """The shape that --depth, --branching and --nodes name: 0 nodes lets the controller choose, within the other two.
+
+    Raises UsageError for a value out of range.
+    """
+    if nodes == 0:
+        return TreeShape(depth, branching, _ADAPTIVE_NODES, adaptive=True)
+    return TreeShape(depth, branching, nodes)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import difflib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from treeeagle_edge.backend import Backend, choose_backend
 from treeeagle_edge.errors import CannotRunError, InputError
 from treeeagle_edge.fetch import DEMO_MODEL
 from treeeagle_edge.hardware import Hardware
@@ -20,6 +21,8 @@ from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.settings import RunSettings
 
 USEFUL_CONTEXT = 1024  # tokens: a shorter one is no alternative worth naming
+# PyTorch's own 4-bit layers cost small models too much quality, and its 8-bit ones get dear with the rows of a pass.
+_TORCH_BITS, _TORCH_TREE = 8, TreeShape(depth=3, branching=2, nodes=3)
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,10 @@ class RunPlan:
     context: int  # tokens
     tree: TreeShape | None  # None: no head, or speculation switched off
     memory: MemoryPlan
+    backend: Backend
+    note: str | None = (
+        None  # a sentence on what the backend means for this run, where it is not the best thinkable
+    )
 
 
 def pick_profile(settings: RunSettings, hardware: Hardware) -> MemoryProfile:
@@ -59,11 +66,18 @@ def plan_run(
 ) -> RunPlan:
     """Fill what the person left open from the profile and plan the memory against what is free on the device now.
 
-    A context that was asked for is kept. The profile's own is shortened to what the model and the memory allow.
-    Raises UsageError for a context or bits out of range. The plan may not fit: see `require_fit`.
+    A context that was asked for is kept. The profile's own is shortened to what the model and the memory allow. On a CPU
+    without native kernels, a profile's 4 bits become 8 and its tree a small one. Raises UsageError for a context or bits
+    out of range, CannotRunError for native kernels that cannot serve. The plan may not fit: see `require_fit`.
     """
-    tree = _tree(settings, profile, model.head)
-    bits = settings.bits or profile.bits
+    bits, shape = settings.bits or profile.bits, profile.tree
+    backend = choose_backend(
+        settings.kernels, bits=bits, device=hardware.device, config=model.config, head=model.head
+    )
+    replaced = settings.bits is None and bits == 4 and hardware.device == "cpu" and not backend.native
+    if replaced:
+        bits, shape = _TORCH_BITS, _TORCH_TREE
+    tree = _tree(settings, shape, model.head)
 
     def planned(context: int) -> MemoryPlan:
         return plan_memory(
@@ -75,6 +89,8 @@ def plan_run(
             reserve=profile.reserve,
             budget=hardware.budget,
             device=hardware.device,
+            native=backend.native,
+            threads=settings.threads or hardware.cpu.cores,
         )
 
     wanted = settings.context or min(profile.context, model.config.max_position)
@@ -82,14 +98,29 @@ def plan_run(
     if settings.context is None and not memory.fits and memory.longest_context >= min(USEFUL_CONTEXT, wanted):
         wanted = memory.longest_context
         memory = planned(wanted)
-    return RunPlan(profile, model, hardware.device, bits, wanted, tree, memory)
+    note = _backend_note(backend, profile if replaced else None)
+    return RunPlan(profile, model, hardware.device, bits, wanted, tree, memory, backend, note)
 
 
-def _tree(settings: RunSettings, profile: MemoryProfile, head: HeadConfig | None) -> TreeShape | None:
+def _backend_note(backend: Backend, replaced: MemoryProfile | None) -> str | None:
+    """`replaced`: the profile whose bits and tree gave way, None where none did."""
+    if replaced is None:
+        if backend.reason is None:
+            return None
+        return f"runs on PyTorch's kernels, which are slower: {backend.reason}; {backend.hint}"
+    why = backend.reason or "PyTorch's kernels were asked for"
+    hint = backend.hint or "--bits 4 keeps to 4 bits, at some cost in quality"
+    return (
+        f"runs on PyTorch's kernels, which are slower, at {_TORCH_BITS} bits and with a small tree where profile "
+        f"{replaced.name} has {replaced.bits} bits: {why}; {hint}"
+    )
+
+
+def _tree(settings: RunSettings, shape: TreeShape, head: HeadConfig | None) -> TreeShape | None:
     if head is None or not settings.speculate:
         return None
     given = {"depth": settings.depth, "branching": settings.branching, "nodes": settings.nodes}
-    return replace(profile.tree, **{name: value for name, value in given.items() if value is not None})
+    return replace(shape, **{name: value for name, value in given.items() if value is not None})
 
 
 def require_fit(plan: RunPlan, settings: RunSettings, hardware: Hardware) -> None:
@@ -106,6 +137,8 @@ def require_fit(plan: RunPlan, settings: RunSettings, hardware: Hardware) -> Non
 
 def alternatives(plan: RunPlan, settings: RunSettings, hardware: Hardware) -> list[str]:
     """Options that would fit where `plan` does not, the gentlest change first, as they are typed."""
+    if settings.kernels == "native":  # other bits or devices may have none, and are worth naming all the same
+        settings = replace(settings, kernels=None)
     found = []
     longest = plan.memory.longest_context
     if USEFUL_CONTEXT <= longest < plan.context:
@@ -119,8 +152,11 @@ def alternatives(plan: RunPlan, settings: RunSettings, hardware: Hardware) -> li
             if bits == 4 and fewer.longest_context >= max(USEFUL_CONTEXT, longest + 1):
                 found.append(f"--bits {bits} --context {fewer.longest_context}")
     small = replace(plan.profile, bits=4, context=min(plan.context, plan.profile.context))
+    native = choose_backend(settings.kernels, bits=4, device=hardware.device, config=plan.model.config).native
     smaller = [
-        name for name in models_that_fit(hardware, small) if KNOWN_MODELS[name].config != plan.model.config
+        name
+        for name in models_that_fit(hardware, small, native=native)
+        if KNOWN_MODELS[name].config != plan.model.config
     ]
     found += [f"--model {name} --bits 4" for name in smaller[:2]]
     if hardware.kind == "cuda" and _fits_the_cpu(plan, settings, hardware):

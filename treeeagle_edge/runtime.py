@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from treeeagle_edge.backend import Backend, choose_backend
 from treeeagle_edge.checkpoint import Checkpoint, open_checkpoint
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.generation_defaults import GenerationDefaults
@@ -46,6 +45,7 @@ class Runtime:
     bits: int
     context: int  # tokens
     tree: TreeShape | None
+    kernels: str  # "native" or "torch"
     notes: tuple[str, ...]  # sentences the person should read
 
 
@@ -62,12 +62,11 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
     threads = settings.threads or hardware.cpu.cores
     torch.set_num_threads(threads)
     checkpoint = open_checkpoint(path)
-    backend = choose_backend(settings.kernels, bits=plan.bits, device=plan.device, config=checkpoint.config)
     say(f"loading {plan.model.name} at {plan.bits} bits")
     # a head named by the profile or the person is fetched; one that merely suits the model is used if it is here
     fetch = settings.head is not None or settings.model is None
     head_path = _head_path(plan, fetch=fetch, say=say)
-    target, head = _load_models(plan, checkpoint, backend, threads, head_path)
+    target, head = _load_models(plan, checkpoint, threads, head_path)
     engine = Engine(
         target,
         head,
@@ -77,8 +76,8 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
         exact=settings.exact,
     )
     notes = list(hardware.notes)
-    if backend.reason is not None:
-        notes.append(f"runs on PyTorch's kernels, which are slower: {backend.reason}; {backend.hint}")
+    if plan.note is not None:
+        notes.append(plan.note)
     if head is not None:
         notes += head.notes
     elif settings.speculate and (settings.head or "").lower() != "none":
@@ -96,6 +95,7 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
         bits=plan.bits,
         context=plan.context,
         tree=plan.tree if head is not None else None,
+        kernels="native" if plan.backend.native else "torch",
         notes=tuple(notes),
     )
 
@@ -125,11 +125,11 @@ def _head_path(plan: RunPlan, *, fetch: bool, say: Progress) -> Path | None:
 
 
 def _load_models(
-    plan: RunPlan, checkpoint: Checkpoint, backend: Backend, threads: int, head_path: Path | None
+    plan: RunPlan, checkpoint: Checkpoint, threads: int, head_path: Path | None
 ) -> tuple[TargetModel, DraftHead | None]:
     """The target and its head on the chosen kernels, with room for the planned slots and passes."""
     slots = plan.memory.slots + MAX_EXPANSIONS
-    if not backend.native:
+    if not plan.backend.native:
         device = torch.device(plan.device)
         target = load_target(checkpoint, bits=plan.bits, context=plan.context, device=device)
         if head_path is None:

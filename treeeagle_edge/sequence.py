@@ -46,6 +46,11 @@ class LiveSequence:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def pending_rows(self) -> int:
+        """Features whose head rows are not written yet."""
+        return sum(len(features) for features in self.pending)
+
     def table(self, start: int, stop: int) -> Tensor:
         """[stop - start] int64 slots of the tokens start .. stop - 1, the announced root included."""
         return self._table[start:stop]

@@ -165,5 +165,6 @@ def fake_runtime(engine: FakeEngine, *, bits: int = 16, notes: tuple[str, ...] =
         bits=bits,
         context=engine.context,
         tree=TreeShape(2, 2, 4) if engine.has_head else None,
+        kernels="native",
         notes=notes,
     )

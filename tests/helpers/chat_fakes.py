@@ -173,6 +173,7 @@ def fake_runtime(engine: ScriptEngine, codec: ByteCodec | None = None, **changes
         "bits": 8,
         "context": engine.context,
         "tree": engine.tree,
+        "kernels": "native",
         "notes": (),
     }
     return SimpleNamespace(**{**values, **changes})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.generation_defaults import GenerationDefaults
+from treeeagle_edge.growth import FixedGrowth
 from treeeagle_edge.head import Head, HeadOutput
 from treeeagle_edge.head_checkpoint import HeadCheckpoint
 from treeeagle_edge.head_config import HeadConfig
@@ -153,13 +154,12 @@ class OracleDrafter:
         scored: HeadOutput,
         prefix: Tensor,
         root_position: int,
-        shape: TreeShape,
-        stop_ids: Collection[int] = (),
+        growth: FixedGrowth,
     ) -> DraftTree:
         tokens, parents, depths = [root], [-1], [0]
         right = 0  # the deepest row on the true path
-        for _ in range(self._random.randint(1, shape.nodes)):
-            if self._random.random() < 0.6 and depths[right] < shape.depth:
+        for _ in range(self._random.randint(1, growth._nodes)):
+            if self._random.random() < 0.6 and depths[right] < growth.depth:
                 parent, token = right, self._continuation(root_position + depths[right] + 1)
                 if token in self._children(tokens, parents, right):
                     continue
@@ -168,7 +168,10 @@ class OracleDrafter:
                 parent = self._random.randrange(len(tokens))
                 token = self._random.randrange(VOCAB)
                 true = self._continuation(root_position + depths[parent] + 1)
-                if depths[parent] >= shape.depth or token in (true, *self._children(tokens, parents, parent)):
+                if depths[parent] >= growth.depth or token in (
+                    true,
+                    *self._children(tokens, parents, parent),
+                ):
                     continue
             tokens.append(token)
             parents.append(parent)

@@ -23,7 +23,9 @@ pytestmark = pytest.mark.skipif(problem() is not None, reason=f"no native kernel
 
 @pytest.fixture(scope="module", params=[8, 4], ids=["8-bit", "4-bit"])
 def runtime(request: pytest.FixtureRequest, demo_gguf: Path) -> Iterator[Runtime]:
-    yield load_runtime(RunSettings(model="smollm2-135m", bits=request.param, device="cpu", context=1024, nodes=15))
+    yield load_runtime(
+        RunSettings(model="smollm2-135m", bits=request.param, device="cpu", context=1024, nodes=15)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +65,9 @@ def test_any_tree_gives_exactly_the_text_of_plain_decoding(
         assert answer(runtime, prompt, params, tree=shape) == plain  # and with the prompt's KV reused
 
 
-def test_a_prompt_gives_the_same_bits_in_pieces_of_any_size(runtime: Runtime, prompts: list[list[int]]) -> None:
+def test_a_prompt_gives_the_same_bits_in_pieces_of_any_size(
+    runtime: Runtime, prompts: list[list[int]]
+) -> None:
     ids = torch.tensor(prompts[0][:40])
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
     whole = in_pieces(runtime.engine.target, ids, 40)[0].clone()

@@ -33,8 +33,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "model": ("target", "target_*", "head", "kv_pool", "sequence", "sampling"),
     "protocols": ("model_protocols",),
-    "drafter": ("drafter",),
-    "engine": ("engine", "passes"),
+    "drafter": ("acceptance", "costs", "growth", "drafter", "controller"),
+    "engine": ("engine", "passes", "calibrate"),
     "session": ("session", "answer", "stream", "history", "prompt"),
     "beside": (
         *(

@@ -1,4 +1,4 @@
-"""The options that chat and bench share, declared once; and what they mean as `RunSettings` and `SamplingParams`."""
+"""The options that the commands share, declared once; and what they mean as `RunSettings` and `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.settings import RunSettings
 
 BITS = (4, 8, 16, 32)
+KERNELS = ("native", "torch")
 
 # What runs, and where.
 ModelOption = Annotated[
@@ -42,6 +43,10 @@ ContextOption = Annotated[
     int | None, typer.Option("--context", metavar="TOKENS", help="Context to plan memory for.")
 ]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", metavar="N", help="CPU threads.")]
+KernelsOption = Annotated[
+    str | None,
+    typer.Option("--kernels", metavar="native|torch", help="Our C++ kernels, or PyTorch's. [default: auto]"),
+]
 
 # How it drafts.
 NoSpecOption = Annotated[bool, typer.Option("--no-spec", help="Decode plainly, without the head.")]
@@ -119,6 +124,7 @@ def run_settings(
     branching: int | None = None,
     nodes: int | None = None,
     exact: bool = False,
+    kernels: str | None = None,
 ) -> RunSettings:
     """Check the options that choose model, machine and tree; None stays "let the profile decide".
 
@@ -126,6 +132,11 @@ def run_settings(
     """
     if bits is not None and bits not in BITS:
         raise UsageError(f"--bits is {bits}, which is not a width we run", "use 4, 8, 16 or 32")
+    kernels = None if kernels == "auto" else kernels
+    if kernels is not None and kernels not in KERNELS:
+        raise UsageError(
+            f"there are no kernels named {kernels!r}", f"use {' or '.join(KERNELS)}, or leave it out"
+        )
     for name, value in (("context", context), ("threads", threads)):
         if value is not None and value < 1:
             raise UsageError(f"--{name} is {value}, which is out of range", "use 1 or more")
@@ -145,6 +156,7 @@ def run_settings(
         branching=branching,
         nodes=nodes,
         exact=exact,
+        kernels=kernels,
     )
 
 

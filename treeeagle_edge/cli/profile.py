@@ -13,6 +13,7 @@ from treeeagle_edge.cli.options import (
     ContextOption,
     DeviceOption,
     HeadOption,
+    KernelsOption,
     ModelOption,
     ProfileOption,
     run_settings,
@@ -37,6 +38,7 @@ def profile_command(
     bits: BitsOption = None,
     device: DeviceOption = None,
     profile: ProfileOption = None,
+    kernels: KernelsOption = None,
     gpu_memory: GpuMemoryOption = None,
     fast: FastOption = False,
     save: SaveOption = None,
@@ -44,7 +46,7 @@ def profile_command(
 ) -> None:
     """Check this machine, plan the memory, and say what will run and how fast. Loads no model."""
     settings = run_settings(
-        model=model, head=head, bits=bits, device=device, profile=profile, context=context
+        model=model, head=head, bits=bits, device=device, profile=profile, context=context, kernels=kernels
     )
     from treeeagle_edge.profile_output import report_json, report_lines
     from treeeagle_edge.profile_report import build_report

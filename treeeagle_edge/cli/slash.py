@@ -176,6 +176,7 @@ def _info(conversation: Conversation, _argument: str) -> None:
         ("model", f"{runtime.model_name}, {runtime.bits}-bit"),
         ("head", runtime.head_name or "none: decoding plainly"),
         ("device", f"{runtime.device_label}; {runtime.device_why}"),
+        ("kernels", "native" if runtime.kernels == "native" else "PyTorch's"),
         ("tree", shape if conversation.speculate else f"{shape}; speculation is off"),
         ("context", f"{session.context_used:,} of {runtime.context:,} tokens"),
         ("messages", f"{len(session.turns):,}, of which {session.forgotten:,} no longer fit the context"),

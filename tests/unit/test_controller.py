@@ -1,0 +1,199 @@
+"""The controller: trees sized by cost and chance, calibration, and a pause where drafting does not pay."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import tiny_engine, tiny_head, tiny_target
+
+from treeeagle_edge.acceptance import Acceptance
+from treeeagle_edge.controller import Controller
+from treeeagle_edge.costs import CostModel, CostTable, load_table, save_table
+from treeeagle_edge.engine import Engine
+from treeeagle_edge.growth import AdaptiveGrowth, Candidate
+from treeeagle_edge.rounds import Round, TreeShape, tree_shape
+from treeeagle_edge.sampling_params import SamplingParams
+from treeeagle_edge.tree import DraftTree
+
+FLAT = CostTable(rows=(1, 32), verify=(0.010, 0.011), extend=0.0005, step=0.0005)  # rows are nearly free
+STEEP = CostTable(rows=(1, 32), verify=(0.010, 0.320), extend=0.0005, step=0.0005)  # a row costs a whole pass
+BOUNDS = tree_shape(6, 4, 0)
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def level(growth: AdaptiveGrowth, parent: Candidate | None, probs: list[float]) -> list[Candidate]:
+    above = parent.log_prob if parent else 0.0
+    depth = parent.depth + 1 if parent else 1
+    return [
+        Candidate(token, parent, depth, above + math.log(p), growth.score(parent, math.log(p)))
+        for token, p in enumerate(probs)
+    ]
+
+
+def sized(table: CostTable, probs: list[float]) -> tuple[int, bool]:
+    """(nodes kept of one level, whether a second level is drafted)."""
+    growth = AdaptiveGrowth(BOUNDS, CostModel(table), Acceptance())
+    candidates = level(growth, None, probs)
+    deeper = bool(growth.expand(candidates, candidates))
+    return len(growth.select(candidates)), deeper
+
+
+def test_cheap_rows_make_wide_trees_and_dear_rows_small_ones() -> None:
+    assert sized(FLAT, [0.5, 0.2, 0.1, 0.05]) == (4, True)
+    assert sized(STEEP, [0.5, 0.2, 0.1, 0.05]) == (0, False)
+    assert sized(STEEP, [0.999, 0.0002, 0.0001, 0.0001])[0] <= 1
+
+
+def test_unlikely_candidates_are_left_out() -> None:
+    middling = CostTable(rows=(1, 32), verify=(0.010, 0.040), extend=0.0005, step=0.0005)
+    assert sized(middling, [0.9, 0.02, 0.01, 0.005]) == (1, True)
+
+
+def test_a_child_never_ranks_above_its_parent() -> None:
+    acceptance = Acceptance()
+    tree = DraftTree((0, 1, 2), (-1, 0, 1), (0, 1, 2), (0.0, -2.0, -2.1))
+    for _ in range(500):
+        acceptance.observe(tree, (0, 1, 2))  # what the head finds unlikely is always taken
+    growth = AdaptiveGrowth(BOUNDS, CostModel(FLAT), acceptance)
+    parent = level(growth, None, [0.1])[0]
+    assert all(child.score <= parent.score for child in level(growth, parent, [0.999, 0.5, 0.1, 0.001]))
+
+
+@pytest.mark.parametrize("truth", [0.9, 0.5, 0.1])
+def test_calibration_approaches_what_walks_show(truth: float) -> None:
+    acceptance, draw = Acceptance(), random.Random(1)
+    tree = DraftTree((0, 1), (-1, 0), (0, 1), (0.0, math.log(0.5)))
+    assert acceptance.chance(math.log(0.5)) == pytest.approx(0.5)
+    for _ in range(600):
+        acceptance.observe(tree, (0, 1) if draw.random() < truth else (0,))
+    assert acceptance.chance(math.log(0.5)) == pytest.approx(truth, abs=0.08)
+    assert acceptance.continues(1) == pytest.approx(truth, abs=0.08)
+    assert acceptance.chance(math.log(0.01)) < 0.05  # other probabilities have learnt nothing
+
+
+def test_nodes_below_a_rejected_parent_teach_nothing() -> None:
+    acceptance = Acceptance()
+    tree = DraftTree((0, 1, 2), (-1, 0, 1), (0, 1, 2), (0.0, math.log(0.5), math.log(0.5) + math.log(0.9)))
+    before = acceptance.chance(math.log(0.9))
+    acceptance.observe(tree, (0,))
+    assert acceptance.chance(math.log(0.9)) == before
+
+
+def a_round(accepted: int, *, drafted: int = 4, draft_s: float = 0.002, verify_s: float = 0.012) -> Round:
+    return Round(
+        ids=(1,) * (accepted + 1),
+        kind="tree",
+        drafted=drafted,
+        accepted=accepted,
+        tree=None,
+        walked=(0,),
+        next_token=1,
+        draft_s=draft_s,
+        verify_s=verify_s,
+        sample_s=0.0,
+    )
+
+
+def test_speculation_pauses_while_plain_decoding_is_faster_and_probes_again() -> None:
+    """Expectations row 19: the controller switches off, and comes back when drafts are accepted again."""
+    controller = Controller(FLAT)
+    pauses = []
+    for _ in range(400):
+        growth = controller.growth(BOUNDS, ())
+        if growth is None:
+            pauses[-1] += 1
+            controller.observe(replace(a_round(0, drafted=0, draft_s=0.0), kind="plain"), None)
+        else:
+            controller.observe(a_round(0), growth)
+            if controller.paused:
+                pauses.append(0)
+    assert pauses[:3] == [24, 48, 96]
+    rounds = 0
+    while controller.paused:
+        controller.observe(replace(a_round(0, drafted=0, draft_s=0.0), kind="plain"), None)
+    for _ in range(200):  # the text turned easy: three tokens a round
+        growth = controller.growth(BOUNDS, ())
+        rounds += growth is not None
+        controller.observe(a_round(2), growth)
+    assert rounds == 200
+
+
+def test_costs_follow_what_rounds_take() -> None:
+    costs = CostModel(FLAT)
+    assert costs.verify(1) == pytest.approx(0.010)
+    assert costs.verify(32) == pytest.approx(0.011)
+    assert costs.verify(64) == pytest.approx(0.022)  # beyond the table: in proportion
+    assert costs.draft(0) == 0.0
+    assert costs.draft(3) == pytest.approx(0.0015)
+    for _ in range(200):
+        costs.observe(a_round(1, drafted=0, draft_s=0.004, verify_s=0.020), levels=2)
+    assert costs.verify(1) == pytest.approx(0.020, rel=0.01)
+    assert costs.draft(2) == pytest.approx(0.004, rel=0.01)
+
+
+def test_tables_are_cached_and_damage_is_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "costs" / "table.json"
+    assert load_table(path) is None
+    save_table(path, FLAT)
+    assert load_table(path) == FLAT
+    for damage in ("", "{}", '{"rows": [1], "verify": [], "extend": 1, "step": 1}', '{"rows": 3}'):
+        path.write_text(damage)
+        assert load_table(path) is None
+    save_table(Path("/proc/nowhere/table.json"), FLAT)  # cannot be written: no error
+
+
+def adaptive_engine(costs: CostTable | None = None) -> Engine:
+    shape = tree_shape(5, 3, 0)
+    target = tiny_target(context=256)
+    slots = 256 + shape.nodes + 1
+    return Engine(target, tiny_head(target, slots=slots), context=256, slots=slots, tree=shape, costs=costs)
+
+
+def test_costs_are_measured_where_none_are_given() -> None:
+    engine = adaptive_engine()
+    table = engine.costs
+    assert table is not None
+    assert table.rows[0] == 1
+    assert table.rows[-1] == 32
+    assert min(*table.verify, table.extend, table.step) > 0
+    assert engine.usage().used_slots == 0
+
+
+@pytest.mark.parametrize("table", [FLAT, STEEP], ids=["flat", "steep"])
+def test_an_adaptive_tree_gives_the_text_of_plain_decoding(table: CostTable) -> None:
+    engine = adaptive_engine(table)
+    for seed in range(3):
+        params = SamplingParams(max_tokens=80, temperature=0.8 * seed, seed=seed)
+        plain = list(engine.generate(PROMPT, params, speculate=False, reuse_prefix=False))
+        tree = list(engine.generate(PROMPT, params, reuse_prefix=False))
+        assert [t for r in tree for t in r.ids] == [t for r in plain for t in r.ids]
+
+
+def test_pauses_keep_head_rows_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While rounds decode plainly features wait; the cache afterwards equals a fresh prefill, head rows included."""
+    engine = adaptive_engine(FLAT)
+    assert engine._controller is not None
+    monkeypatch.setattr(engine._controller, "growth", lambda bounds, stop_ids: None)
+    rounds = list(engine.generate(PROMPT, SamplingParams(max_tokens=150)))
+    assert {item.kind for item in rounds[1:]} == {"plain"}
+    entry = engine._pool.cached[-1]
+    assert entry.head_tokens == len(entry.tokens)
+    fresh = tiny_engine(context=256)
+    sequence = fresh._open(list(entry.tokens), with_head=True, reuse=False)
+    fresh._passes.prefill(sequence, list(entry.tokens))
+    ours, theirs = list(entry.slots)[1:], sequence.slots[1:]
+    assert engine.head is not None
+    assert fresh.head is not None
+    torch.testing.assert_close(
+        engine.head.store.keys[:, ours], fresh.head.store.keys[:, theirs], atol=1e-4, rtol=1e-4
+    )
+
+
+def test_shapes_by_number() -> None:
+    assert tree_shape(5, 4, 16) == TreeShape(5, 4, 16)
+    assert tree_shape(8, 4, 0).adaptive

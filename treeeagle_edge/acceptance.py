@@ -1,0 +1,55 @@
+"""What the walks so far say about the head: how much its probabilities are worth, and how often a walk goes on."""
+
+from __future__ import annotations
+
+import math
+
+from treeeagle_edge.tree import DraftTree
+
+_BINS = 14  # of half a nat each: from certain down to one in a thousand
+_BIN_WIDTH = 0.5  # nats
+_PRIOR = 12.0  # observations that the head's own word counts for
+_DECAY = 0.998  # an observation loses half its weight in some 350 later ones of its bin
+_LEAST = 1e-4
+
+
+class Acceptance:
+    """Calibration of draft probabilities, learnt online from accepted and rejected nodes.
+
+    A node counts where its parent was walked: only then the target had its say. Reliability binning (DeGroot and
+    Fienberg, 1983) with the head's own probability as the prior.
+    """
+
+    def __init__(self) -> None:
+        self._seen = [0.0] * _BINS
+        self._walked = [0.0] * _BINS
+        self._reached: dict[int, float] = {}  # depth -> walks that could have gone on to it
+        self._went_on: dict[int, float] = {}
+
+    def chance(self, log_prob: float) -> float:
+        """Probability that a node is walked once its parent is, given the head's log-probability for it."""
+        at = _bin(log_prob)
+        own = math.exp(log_prob)
+        return min(1.0, max(_LEAST, (self._walked[at] + _PRIOR * own) / (self._seen[at] + _PRIOR)))
+
+    def continues(self, depth: int) -> float:
+        """Probability that a walk at depth - 1, with children below it, goes on to `depth`."""
+        return (self._went_on.get(depth, 0.0) + 6.0) / (self._reached.get(depth, 0.0) + 10.0)
+
+    def observe(self, tree: DraftTree, walked: tuple[int, ...]) -> None:
+        """Learn from one walk; `walked` are rows of `tree`, the root first."""
+        path = set(walked)
+        parents = set(tree.parents)
+        for row, parent in enumerate(tree.parents):
+            if parent in path:
+                at = _bin(tree.log_probs[row] - tree.log_probs[parent])
+                self._seen[at] = self._seen[at] * _DECAY + 1.0
+                self._walked[at] = self._walked[at] * _DECAY + (row in path)
+        for depth, row in enumerate(walked, start=1):
+            if row in parents:
+                self._reached[depth] = self._reached.get(depth, 0.0) * _DECAY + 1.0
+                self._went_on[depth] = self._went_on.get(depth, 0.0) * _DECAY + (depth < len(walked))
+
+
+def _bin(log_prob: float) -> int:
+    return min(_BINS - 1, int(-log_prob / _BIN_WIDTH))

@@ -1,0 +1,62 @@
+"""Sizes each round's tree by measurement, and leaves speculation alone while plain decoding is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from treeeagle_edge.acceptance import Acceptance
+from treeeagle_edge.costs import CostModel, CostTable
+from treeeagle_edge.growth import AdaptiveGrowth, Growth
+from treeeagle_edge.rounds import Round, TreeShape
+
+_JUDGE_AFTER = 12  # tree rounds before a verdict
+_FORGET = 0.92  # weight of the rounds before the newest one
+_SHORT_PAUSE, _LONG_PAUSE = (
+    24,
+    384,
+)  # plain rounds; doubles while probing finds that drafting still does not pay
+
+
+class Controller:
+    """One a loaded model: what it has learnt serves the next answer too."""
+
+    def __init__(self, table: CostTable) -> None:
+        self.costs = CostModel(table)
+        self.acceptance = Acceptance()
+        self._tokens = self._seconds = 0.0  # of recent tree rounds, newest counting most
+        self._judged = 0  # tree rounds since the last pause
+        self._pause = 0  # plain rounds still to go
+        self._next_pause = _SHORT_PAUSE
+
+    @property
+    def paused(self) -> bool:
+        """Whether the next round decodes plainly because that is faster now."""
+        return self._pause > 0
+
+    def growth(self, bounds: TreeShape, stop_ids: Collection[int]) -> AdaptiveGrowth | None:
+        """How the next round's tree grows; None where the round should not draft."""
+        return None if self.paused else AdaptiveGrowth(bounds, self.costs, self.acceptance, stop_ids)
+
+    def observe(self, round_: Round, growth: Growth | None) -> None:
+        """Learn from a round; `growth` sized its tree, None where it decoded plainly."""
+        levels = growth.levels if isinstance(growth, AdaptiveGrowth) else 0
+        self.costs.observe(round_, levels)
+        if growth is None:
+            self._pause = max(0, self._pause - 1)
+            return
+        if round_.tree is not None:
+            self.acceptance.observe(round_.tree, round_.walked)
+        self._tokens = _FORGET * self._tokens + round_.accepted + 1
+        self._seconds = _FORGET * self._seconds + round_.draft_s + round_.verify_s + round_.sample_s
+        self._judged += 1
+        if self._judged >= _JUDGE_AFTER:
+            self._judge()
+
+    def _judge(self) -> None:
+        """Pause where plain decoding would have been faster over the recent rounds."""
+        if self._tokens / self._seconds < 1.0 / self.costs.verify(1):
+            self._pause = self._next_pause
+            self._next_pause = min(2 * self._next_pause, _LONG_PAUSE)
+            self._judged, self._tokens, self._seconds = 0, 0.0, 0.0
+        elif self._judged >= 4 * _JUDGE_AFTER:
+            self._next_pause = _SHORT_PAUSE

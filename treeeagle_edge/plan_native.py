@@ -1,0 +1,101 @@
+"""Bytes that the native CPU kernels hold: weights in blocks of 32, and buffers that are sized once for a whole run.
+
+Mirrors `kernels/native/src`: blocks.cpp (weights), layer.cpp (workspace), attention_impl.h (scratch of a thread).
+"""
+
+from __future__ import annotations
+
+from treeeagle_edge.head_config import HeadConfig
+from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.rounds import MAX_BRANCHING
+
+BLOCK = 32  # weights that share a scale
+_BLOCK_BYTES = {8: 32 + 2, 4: 16 + 4}  # quants; an fp16 scale, at 4 bits an fp16 minimum beside it
+
+_TILE = 16  # output channels packed side by side; a matrix is padded to whole tiles
+_LINE = 64  # bytes: tiles and scratch begin at cache lines
+_BLOCK_INFO = 16  # bytes beside each block of 32 int8 activations
+_ROWS_TOGETHER = 16  # query rows that a thread attends for at once
+_KEYS_TOGETHER = 64  # positions that it prepares at once
+_LIVE_FEATURES = (
+    4  # the buffer, its copy, the copy joined with the row carried over, and the one of the chunk before
+)
+
+
+def matrix_bytes(rows: int, columns: int, bits: int) -> int:
+    """Bytes of one weight [rows, columns] at 8 bits (Q8_0: 34/32 a weight) or 4 bits (Q4_1: 20/32 a weight)."""
+    tile = _TILE * (columns // BLOCK) * _BLOCK_BYTES[bits]
+    return -(-rows // _TILE) * _aligned(tile)
+
+
+def layers_bytes(model: ModelConfig, bits: int) -> int:
+    """Bytes of all decoder layers and the final norm: matrices at `bits`, norms and biases in fp32."""
+    h, inner = model.hidden_size, model.intermediate_size
+    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    shapes = ((q, h), (kv, h), (kv, h), (h, q), (inner, h), (inner, h), (h, inner))
+    matrices = sum(matrix_bytes(rows, columns, bits) for rows, columns in shapes)
+    vectors = 2 * h + (2 * model.head_dim if model.qk_norm else 0)
+    vectors += (q + 2 * kv if model.attention_bias else 0) + (h if model.output_bias else 0)
+    return model.num_layers * (matrices + vectors * 4) + h * 4
+
+
+def output_bytes(model: ModelConfig) -> int:
+    """Bytes of lm_head: 8 bits beside layers of any width."""
+    return matrix_bytes(model.vocab_size, model.hidden_size, 8)
+
+
+def embedding_bytes(model: ModelConfig) -> int:
+    """Bytes of the token embedding and lm_head together, 8 bits both; a tied pair is held once."""
+    return output_bytes(model) * (1 if model.tie_word_embeddings else 2)
+
+
+def head_bytes(head: HeadConfig) -> int:
+    """Bytes of the draft head: matrices at 8 bits, norms in fp32, the map of its ids in int64."""
+    h, inner = head.hidden_size, head.intermediate_size
+    q, kv = head.num_heads * head.head_dim, head.num_kv_heads * head.head_dim
+    shapes = [(q, 2 * h), (kv, 2 * h), (kv, 2 * h), (h, q), (inner, h), (inner, h), (h, inner)]
+    shapes += [(h, head.num_taps * head.target_hidden_size), (head.draft_vocab_size, h)]
+    if head.own_embedding:
+        shapes.append((head.vocab_size, h))
+    return sum(matrix_bytes(*shape, 8) for shape in shapes) + 4 * h * 4 + 8 * head.draft_vocab_size
+
+
+def workspace_bytes(
+    model: ModelConfig, head: HeadConfig | None, *, rows: int, slots: int, threads: int
+) -> int:
+    """Bytes of the buffers of target and head for passes of up to `rows` rows, and of the lists of slots read.
+
+    The logits are not among them: of their buffer, [rows, vocabulary], only the rows that are scored are ever touched.
+    """
+    widest = max(model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
+    total = _pass_bytes(model, widest, rows, threads)
+    total += rows * (model.hidden_size * 4 + 8)  # hidden states and the likeliest token of each scored row
+    total += 2 * (slots + rows) * 8  # slots of the prefix and of the rows, target and head
+    if head is None:
+        return total
+    features = head.num_taps * head.target_hidden_size
+    widest = max(2 * head.hidden_size, head.intermediate_size, features, head.num_heads * head.head_dim)
+    total += _pass_bytes(head, widest, rows, threads) + MAX_BRANCHING * head.draft_vocab_size * 4
+    return total + rows * (_LIVE_FEATURES * features + 2 * head.hidden_size) * 4
+
+
+def _pass_bytes(shape: ModelConfig | HeadConfig, widest: int, rows: int, threads: int) -> int:
+    """The workspace of one model: residual stream, projections, activations twice, reading lists, and each thread's own."""
+    projected = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    activations = 2 * rows * (widest + widest // BLOCK * _BLOCK_INFO)
+    shared = rows * (shape.hidden_size + projected) * 4 + activations + (rows + 1) * rows * 4
+    own = widest * 4 + rows * 2 * BLOCK * 4 + _attention_bytes(shape)
+    return shared + threads * own
+
+
+def _attention_bytes(shape: ModelConfig | HeadConfig) -> int:
+    """One thread's scratch: two prepared blocks of keys and values, its queries and their running softmax."""
+    dim, queries = shape.head_dim, _ROWS_TOGETHER * (shape.num_heads // shape.num_kv_heads)
+    prepared = 2 * 2 * _aligned(_KEYS_TOGETHER * dim // 2 * 4)
+    state = (queries * dim // 2 * 4, queries * 4, queries * 4, queries * dim * 4)
+    scores = (queries * _KEYS_TOGETHER * 4, queries * _KEYS_TOGETHER * 2)
+    return prepared + sum(map(_aligned, (*state, *scores)))
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _LINE) * _LINE
