@@ -26,6 +26,7 @@ class Speculation:
     draft_s: float = 0.0  # over the rounds with a tree
     verify_s: float = 0.0  # over the rounds with a tree
     sample_s: float = 0.0  # over the rounds with a tree
+    levels: int = 0  # sum over the trees of their deepest level
     plain_rounds: int = 0
     plain_s: float = 0.0  # whole time of the plain rounds
 
@@ -46,6 +47,7 @@ class Speculation:
             draft_s=sum(step.draft_s for step in trees),
             verify_s=sum(step.verify_s for step in trees),
             sample_s=sum(step.sample_s for step in trees),
+            levels=sum(max(step.tree.depths) for step in trees if step.tree is not None),
             plain_rounds=len(plain),
             plain_s=sum(step.draft_s + step.verify_s + step.sample_s for step in plain),
         )
@@ -60,6 +62,16 @@ class Speculation:
     def tokens_per_round(self) -> float:
         """Tokens that a verify pass settled on average; 0 where there was none."""
         return self.settled / self.rounds if self.rounds else 0.0
+
+    @property
+    def nodes_per_tree(self) -> float:
+        """Nodes of a tree on average: what the controller chose, where it chooses; 0 without trees."""
+        return self.drafted / self.tree_rounds if self.tree_rounds else 0.0
+
+    @property
+    def levels_per_tree(self) -> float:
+        """Depth of a tree on average; 0 without trees."""
+        return self.levels / self.tree_rounds if self.tree_rounds else 0.0
 
     @property
     def measured(self) -> bool:
@@ -123,6 +135,10 @@ def answer_json(answer: Answer, *, model: str, head: str | None, device: str, bi
             "tokens_per_round": speculation.tokens_per_round,
             "drafted": speculation.drafted,
             "accepted": speculation.accepted,
+            "tree_rounds": speculation.tree_rounds,
+            "plain_rounds": speculation.plain_rounds,
+            "nodes_per_tree": speculation.nodes_per_tree,
+            "levels_per_tree": speculation.levels_per_tree,
         },
         "model": model,
         "head": head,

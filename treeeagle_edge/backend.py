@@ -26,8 +26,8 @@ def choose_backend(
 ) -> Backend:
     """Native kernels for 4 and 8 bits on the CPU, PyTorch for the rest. Target and head run on the same.
 
-    `wanted`: "native", "torch" or None. Raises UsageError for another name, CannotRunError where native kernels were asked
-    for and cannot serve.
+    `wanted`: "native", "torch" or None. Raises UsageError for another name, CannotRunError where native kernels were
+    asked for and cannot serve.
     """
     if wanted not in (None, "native", "torch"):
         raise UsageError(f"there are no kernels named {wanted}", "use native or torch")

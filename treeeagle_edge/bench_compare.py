@@ -13,16 +13,8 @@ from treeeagle_edge.errors import InputError
 _HINT = "give a file written by: treeeagle bench -o json > FILE"
 _KEYS = ("plain_tps", "tree_tps", "speedup", "tokens_per_round")
 _MUST_MATCH = (
-    "model",
-    "head",
-    "bits",
-    "tree",
-    "max_tokens",
-    "prompts",
-    "turns",
-    "sampling",
-    "threads",
-    "kernels",
+    *("model", "head", "bits", "tree", "max_tokens", "prompts", "turns", "sampling"),
+    *("threads", "kernels"),
 )
 
 

@@ -80,7 +80,7 @@ def workspace_bytes(
 
 
 def _pass_bytes(shape: ModelConfig | HeadConfig, widest: int, rows: int, threads: int) -> int:
-    """The workspace of one model: residual stream, projections, activations twice, reading lists, and each thread's own."""
+    """One model's workspace: residual stream, projections, activations twice, reading lists, each thread's own."""
     projected = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     activations = 2 * rows * (widest + widest // BLOCK * _BLOCK_INFO)
     shared = rows * (shape.hidden_size + projected) * 4 + activations + (rows + 1) * rows * 4

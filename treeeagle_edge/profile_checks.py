@@ -11,12 +11,13 @@ from importlib import metadata
 from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 
+from treeeagle_edge.backend import NATIVE_BITS
 from treeeagle_edge.fetch import DEMO_MODEL
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.paths import cache_dir
 from treeeagle_edge.plan import GB, block_bytes, embedding_bytes, format_gb, head_bytes
 from treeeagle_edge.profile_config import MemoryProfile
-from treeeagle_edge.run_plan import PlannedModel
+from treeeagle_edge.run_plan import PlannedModel, RunPlan
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 
@@ -155,6 +156,23 @@ def check_choices(bits: int, device: str, profile: MemoryProfile) -> Iterator[Ch
     if bits == 8 and device.startswith("cuda"):
         text = "8-bit weights on CUDA (LLM.int8) buy room, not speed"
         yield Check("bits", WARN, text, "use --bits 4 for speed")
+
+
+def check_backend(plan: RunPlan) -> Iterator[Check]:
+    """Whether 4 and 8 bits on a CPU run on our native kernels, with which instruction set; or why not."""
+    if plan.device != "cpu" or plan.bits not in NATIVE_BITS:
+        return
+    if plan.backend.native:
+        yield Check("native kernels", OK, f"native kernels are there and use {native_isa()}")
+    elif plan.note is not None:
+        yield Check("native kernels", WARN, plan.note.text, plan.note.hint)
+
+
+def native_isa() -> str:
+    """Name of the instruction set that the native kernels choose here."""
+    from treeeagle_edge.kernels.native.bindings import available_isas
+
+    return available_isas()[0]
 
 
 def download_bytes(model: PlannedModel) -> int:

@@ -13,7 +13,7 @@ from treeeagle_edge.errors import CannotRunError, InputError
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.known_models import KNOWN_MODELS
 from treeeagle_edge.plan import GB, format_gb, plan_memory
-from treeeagle_edge.rounds import TreeShape
+from treeeagle_edge.rounds import TreeShape, tree_shape
 
 SHIPPED = ("cpu", "gpu-12gb", "gpu-16gb", "gpu-24gb")
 
@@ -62,7 +62,7 @@ _RULES: Mapping[str, _Rule] = {
 _TREE_RULES: Mapping[str, _Rule] = {
     "depth": _Rule((int,), "a whole number from 1 to 32", 1, 32),
     "branching": _Rule((int,), "a whole number from 1 to 64", 1, 64),
-    "nodes": _Rule((int,), "a whole number from 1 to 256", 1, 256),
+    "nodes": _Rule((int,), "a whole number from 0 (chosen while decoding) to 256", 0, 256),
 }
 
 
@@ -110,7 +110,7 @@ def parse_profile(text: str, source: str) -> MemoryProfile:
         head=data.get("head"),
         bits=data["bits"],
         context=data["context"],
-        tree=TreeShape(**data["tree"]),
+        tree=tree_shape(**data["tree"]),
         reserve=int(data["reserve_gb"] * GB),
     )
 

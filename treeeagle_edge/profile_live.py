@@ -12,17 +12,19 @@ from torch import Tensor
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.kernels.dispatch import attention, available_backends, use_backend
 from treeeagle_edge.kernels.view import AttentionView
-from treeeagle_edge.linear import make_linear
+from treeeagle_edge.linear import Linear, make_linear
 from treeeagle_edge.profile_checks import FAIL, OK, WARN, Check
 from treeeagle_edge.run_plan import RunPlan
 from treeeagle_edge.tree import DraftTree
 
-# Largest relative error a healthy layer of normal weights shows: NF4 is near 0.09, int8 near 0.007.
+# Largest relative error a healthy layer of normal weights shows: 4 bits are near 0.09, 8 bits near 0.007.
 _ERROR_LIMIT = {4: 0.15, 8: 0.03}
 _KERNEL_LIMIT = 1e-4  # relative, fp32
+_NATIVE_LIMIT = 0.02  # relative: native attention rounds queries, keys, values and weights to bf16
 _BANDWIDTH_BYTES = 256 * 2**20  # beyond any desktop processor's cache
 _BANDWIDTH_SECONDS = 0.15  # for each of copy and read
 _VERIFY_BYTES = 8 * 2**20  # weights that the timing of a verify pass walks through
+_NATIVE_VERIFY_BYTES = 64 * 2**20  # more: from a large cache, native products would wait for no memory at all
 _VERIFY_REPEATS = 7
 
 
@@ -34,17 +36,20 @@ class Bandwidth:
     read: float
 
 
-def check_layers(device: torch.device) -> Iterator[Check]:
-    """Run a 4-bit and an 8-bit layer [512, 512] on four rows and report the error against fp32."""
+def check_layers(device: torch.device, *, native: bool = False) -> Iterator[Check]:
+    """Run a 4-bit and an 8-bit layer [512, 512] on four rows and report the error against fp32.
+
+    On the native kernels or on PyTorch's.
+    """
     generator = torch.Generator().manual_seed(7)
     weight = torch.randn(512, 512, generator=generator)
     x = torch.randn(4, 512, generator=generator)
     exact = x @ weight.T
     for bits, limit in _ERROR_LIMIT.items():
-        name, article = f"{bits}-bit layer", "an" if bits == 8 else "a"
+        name = f"{bits}-bit layer"
+        article = "a native" if native else "an" if bits == 8 else "a"
         try:
-            layer = make_linear(weight, None, bits=bits, device=device, dtype=torch.bfloat16)
-            got = layer(x.to(device=device, dtype=torch.bfloat16)).float().cpu()
+            got = _native_layer(weight, x, bits) if native else _torch_layer(weight, x, bits, device)
         except (CannotRunError, RuntimeError, NotImplementedError) as error:
             reason = error.message if isinstance(error, CannotRunError) else str(error).strip().split("\n")[0]
             hint = error.hint if isinstance(error, CannotRunError) else None
@@ -62,8 +67,22 @@ def check_layers(device: torch.device) -> Iterator[Check]:
         )
 
 
-def check_kernels(device: torch.device) -> Iterator[Check]:
-    """Every attention backend against the reference, on a tree of six rows after a prefix of forty tokens."""
+def _torch_layer(weight: Tensor, x: Tensor, bits: int, device: torch.device) -> Tensor:
+    layer = make_linear(weight, None, bits=bits, device=device, dtype=torch.bfloat16)
+    return layer(x.to(device=device, dtype=torch.bfloat16)).float().cpu()
+
+
+def _native_layer(weight: Tensor, x: Tensor, bits: int) -> Tensor:
+    from treeeagle_edge.profile_native import native_layer
+
+    return native_layer(weight, x, bits)
+
+
+def check_kernels(device: torch.device, *, native: bool = False) -> Iterator[Check]:
+    """Every attention backend against the reference, on a tree of six rows after a prefix of forty tokens.
+
+    `native`: the native attention, too.
+    """
     tree = DraftTree((1, 2, 3, 4, 5, 6), (-1, 0, 0, 1, 1, 3), (0, 1, 1, 2, 2, 3), (0.0,) * 6)
     visible = torch.zeros(len(tree), len(tree), dtype=torch.bool)
     for row, path in enumerate(tree.ancestors):
@@ -75,15 +94,18 @@ def check_kernels(device: torch.device) -> Iterator[Check]:
     keys, values = (torch.randn(64, 2, 32, generator=generator).to(device) for _ in range(2))
     with use_backend("reference"):
         expected = attention(query, keys, values, view)
-    agreed = ["reference"]
+    found: dict[str, tuple[Tensor, float]] = {}
     for name in available_backends():
-        if name == "reference":
-            continue
         with use_backend(name):
-            worst = float(
-                (attention(query, keys, values, view) - expected).abs().max() / expected.abs().max()
-            )
-        if worst <= _KERNEL_LIMIT:
+            found[name] = attention(query, keys, values, view), _KERNEL_LIMIT
+    if native:
+        from treeeagle_edge.profile_native import native_attention
+
+        found["native"] = native_attention(query, keys, values, view), _NATIVE_LIMIT
+    agreed = []
+    for name, (got, limit) in found.items():
+        worst = float((got - expected).abs().max() / expected.abs().max())
+        if worst <= limit:
             agreed.append(name)
         else:
             text = f"attention backend {name} is {worst:.1e} from the reference"
@@ -101,31 +123,54 @@ def measure_bandwidth(device: torch.device) -> Bandwidth:
 
 
 def measure_verify_cost(plan: RunPlan, device: torch.device) -> float | None:
-    """Time of an MLP matrix over the tree's rows against one row, at the planned bits; None without a tree.
+    """Time of MLP matrices over the tree's rows against one row, at the planned bits and kernels; None without a tree.
 
-    Walks through several copies of the matrix, since the weights of a whole model do not stay in the cache.
+    Walks through several copies, since the weights of a whole model do not stay in the cache.
     """
     if plan.tree is None:
         return None
-    dtype = torch.float32 if plan.bits == 32 else torch.bfloat16
-    rows, columns = plan.model.config.intermediate_size, plan.model.config.hidden_size
-    first = make_linear(torch.randn(rows, columns), None, bits=plan.bits, device=device, dtype=dtype)
-    copies = max(1, min(32, _VERIFY_BYTES // first.nbytes))
-    layers = [first] + [
-        make_linear(torch.randn(rows, columns), None, bits=plan.bits, device=device, dtype=dtype)
-        for _ in range(copies - 1)
-    ]
-
-    def walk(x: Tensor) -> Callable[[], object]:
-        return lambda: [layer(x) for layer in layers]
-
-    one = walk(torch.randn(1, columns, dtype=dtype, device=device))
-    many = walk(torch.randn(plan.tree.nodes + 1, columns, dtype=dtype, device=device))
+    rows = plan.tree.nodes + 1
+    one, many = _native_calls(plan, rows) if plan.backend.native else _torch_calls(plan, rows, device)
     single = tree = float("inf")
     for _ in range(_VERIFY_REPEATS):  # interleaved, so that a busy moment meets both
         single = min(single, _time(one, device))
         tree = min(tree, _time(many, device))
-    return min(max(1.0, tree / single), plan.tree.nodes + 1.0)
+    return min(max(1.0, tree / single), float(rows))
+
+
+def _native_calls(plan: RunPlan, rows: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A pass over one row and one over `rows`."""
+    from treeeagle_edge.profile_native import TimedModel
+
+    config = plan.model.config
+    model = TimedModel(
+        config.hidden_size,
+        config.intermediate_size,
+        bits=plan.bits,
+        rows=rows,
+        least_bytes=_NATIVE_VERIFY_BYTES,
+    )
+    return model.run(1), model.run(rows)
+
+
+def _torch_calls(
+    plan: RunPlan, rows: int, device: torch.device
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Products with one row and with `rows`."""
+    dtype = torch.float32 if plan.bits == 32 else torch.bfloat16
+    n, k = plan.model.config.intermediate_size, plan.model.config.hidden_size
+
+    def layer() -> Linear:
+        return make_linear(torch.randn(n, k), None, bits=plan.bits, device=device, dtype=dtype)
+
+    layers = [layer()]
+    layers += [layer() for _ in range(min(32, _VERIFY_BYTES // layers[0].nbytes) - 1)]
+
+    def walk(x: Tensor) -> Callable[[], object]:
+        return lambda: [layer(x) for layer in layers]
+
+    x = torch.randn(rows, k, dtype=dtype, device=device)
+    return walk(x[:1]), walk(x)
 
 
 def describe_bandwidth(measured: Bandwidth, known: float | None, device: str) -> Check:

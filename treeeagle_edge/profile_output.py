@@ -54,14 +54,18 @@ def _speed_line(speed: Speed) -> str:
     estimate = speed.estimate
     low, high = estimate.plain
     text = (
-        f"speed ceiling {estimate.ceiling:.0f} tok/s plain at {estimate.bandwidth:.0f} GB/s ({speed.source}); "
-        f"expect {low:.0f}-{high:.0f} plain"
+        f"speed ceiling {_rate(estimate.ceiling)} tok/s plain at {estimate.bandwidth:.0f} GB/s ({speed.source}); "
+        f"expect {_rate(low)}-{_rate(high)} plain"
     )
     return (
         text
         if estimate.tree is None
-        else text + f", {estimate.tree[0]:.0f}-{estimate.tree[1]:.0f} with the tree"
+        else text + f", {_rate(estimate.tree[0])}-{_rate(estimate.tree[1])} with the tree"
     )
+
+
+def _rate(tokens_per_second: float) -> str:
+    return f"{tokens_per_second:.0f}" if tokens_per_second >= 10 else f"{tokens_per_second:.1f}"
 
 
 def report_json(report: ProfileReport) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treeeagle_edge import profile_checks as checks
+from treeeagle_edge.backend import choose_backend
 from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.hardware import Hardware, detect, imagine_gpu
 from treeeagle_edge.plan import GB, format_gb
@@ -86,11 +87,12 @@ def build_report(
     found += checks.check_cpu(hardware)
     plan, refusal = _plan(settings, hardware)
     problem = problem or refusal
-    found += [*checks.check_choices(plan.bits, plan.device, plan.profile), *checks.check_disk(plan.model)]
+    found += [*checks.check_backend(plan), *checks.check_choices(plan.bits, plan.device, plan.profile)]
+    found += checks.check_disk(plan.model)
     live_device = "cpu" if gpu_memory is not None else hardware.device
     bandwidth, verify_cost = None, None
     if not fast:
-        live, bandwidth, verify_cost = _live(plan, hardware, live_device, say)
+        live, bandwidth, verify_cost = _live(settings, plan, hardware, live_device, say)
         found += live
     measured = bandwidth if live_device == hardware.device else None
     speeds = _speeds(plan, hardware, measured, verify_cost)
@@ -128,18 +130,22 @@ def _device_checks(hardware: Hardware, settings: RunSettings, *, imagined: bool,
 
 
 def _plan(settings: RunSettings, hardware: Hardware) -> tuple[RunPlan, CannotRunError | None]:
-    """The plan, made even for a card below every profile, so that the person sees what is missing."""
+    """The plan, made even for a card below every profile or without the kernels, so that one sees what is missing."""
     refusal = None
     try:
         profile = pick_profile(settings, hardware)
     except CannotRunError as error:
         refusal = error
         profile = choose_profile(hardware, model="")
-    return plan_run(settings, profile, hardware, planned_model(settings, profile)), refusal
+    model = planned_model(settings, profile)
+    try:
+        return plan_run(settings, profile, hardware, model), refusal
+    except CannotRunError as error:  # native kernels were asked for, and cannot serve
+        return plan_run(replace(settings, kernels=None), profile, hardware, model), refusal or error
 
 
 def _live(
-    plan: RunPlan, hardware: Hardware, device_name: str, say: Progress
+    settings: RunSettings, plan: RunPlan, hardware: Hardware, device_name: str, say: Progress
 ) -> tuple[list[Check], float | None, float | None]:
     """The checks that compute on `device_name`; GB/s read, and the measured cost of a verify pass."""
     say("importing torch")
@@ -156,8 +162,9 @@ def _live(
         )
     device = torch.device(device_name)
     say("running a 4-bit and an 8-bit layer")
-    found = list(live.check_layers(device))
-    found += live.check_kernels(device)
+    native = _native_layers(settings, plan, device_name)
+    found = list(live.check_layers(device, native=native))
+    found += live.check_kernels(device, native=native)
     say("measuring memory bandwidth")
     bandwidth = live.measure_bandwidth(device)
     known = hardware.gpu.bandwidth if hardware.gpu is not None and device.type == "cuda" else None
@@ -165,6 +172,13 @@ def _live(
     runs = all(check.status == OK for check in found if check.name == f"{plan.bits}-bit layer")
     cost = live.measure_verify_cost(plan, device) if runs and device_name == plan.device else None
     return found, bandwidth.read, cost
+
+
+def _native_layers(settings: RunSettings, plan: RunPlan, device_name: str) -> bool:
+    """Whether 4- and 8-bit layers of this model would run on native kernels, whatever the planned bits."""
+    wanted = "torch" if settings.kernels == "torch" else None
+    model = plan.model
+    return choose_backend(wanted, bits=8, device=device_name, config=model.config, head=model.head).native
 
 
 def _speeds(
@@ -200,7 +214,9 @@ def _verdict(
         options = (
             [] if hardware.kind == "cpu" and plan.memory.fits else alternatives(plan, settings, hardware)
         )
-        fallback = ["--device cpu"] if hardware.kind == "cpu" and plan.memory.fits else []
+        no_kernels = settings.kernels == "native" and not plan.backend.native
+        change = "--kernels torch" if no_kernels else "--device cpu"
+        fallback = [change] if hardware.kind == "cpu" and plan.memory.fits else []
         return _cannot(problem, (*fallback, *options))
     if not plan.memory.fits:
         options = alternatives(plan, settings, hardware)
@@ -244,6 +260,7 @@ def _next_command(settings: RunSettings, plan: RunPlan, *, imagined: bool) -> st
         ("context", settings.context),
         ("device", device),
         ("profile", settings.profile),
+        ("kernels", settings.kernels),
     )
     words += [f"--{name} {value}" for name, value in given if value is not None]
     return " ".join(words)

@@ -14,10 +14,10 @@ from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.hub import HEAD_FILES, MODEL_FILES, cached_repository, is_repository
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
 from treeeagle_edge.model_config import ModelConfig
-from treeeagle_edge.models import BUNDLED_HEADS, model_label, resolve_model
+from treeeagle_edge.models import BUNDLED_HEADS, model_label, resolve_head, resolve_model
 from treeeagle_edge.plan import MemoryPlan, format_gb, plan_memory
 from treeeagle_edge.profile_config import MemoryProfile, choose_profile, load_profile, models_that_fit
-from treeeagle_edge.rounds import TreeShape
+from treeeagle_edge.rounds import TreeShape, tree_shape
 from treeeagle_edge.settings import RunSettings
 
 USEFUL_CONTEXT = 1024  # tokens: a shorter one is no alternative worth naming
@@ -38,6 +38,14 @@ class PlannedModel:
 
 
 @dataclass(frozen=True)
+class KernelsNote:
+    """What a person should know about the kernels of a run."""
+
+    text: str  # a sentence
+    hint: str
+
+
+@dataclass(frozen=True)
 class RunPlan:
     """The choices of one run and the memory they take."""
 
@@ -49,9 +57,7 @@ class RunPlan:
     tree: TreeShape | None  # None: no head, or speculation switched off
     memory: MemoryPlan
     backend: Backend
-    note: str | None = (
-        None  # a sentence on what the backend means for this run, where it is not the best thinkable
-    )
+    note: KernelsNote | None = None  # where the kernels are not the best thinkable
 
 
 def pick_profile(settings: RunSettings, hardware: Hardware) -> MemoryProfile:
@@ -66,9 +72,10 @@ def plan_run(
 ) -> RunPlan:
     """Fill what the person left open from the profile and plan the memory against what is free on the device now.
 
-    A context that was asked for is kept. The profile's own is shortened to what the model and the memory allow. On a CPU
-    without native kernels, a profile's 4 bits become 8 and its tree a small one. Raises UsageError for a context or bits
-    out of range, CannotRunError for native kernels that cannot serve. The plan may not fit: see `require_fit`.
+    A context that was asked for is kept. The profile's own is shortened to what the model and the memory allow. On a
+    CPU without native kernels, a profile's 4 bits become 8 and its tree a small one. Raises UsageError for a context
+    or bits out of range, CannotRunError where native kernels were asked for and cannot serve. The plan may not fit:
+    see `require_fit`.
     """
     bits, shape = settings.bits or profile.bits, profile.tree
     backend = choose_backend(
@@ -98,29 +105,34 @@ def plan_run(
     if settings.context is None and not memory.fits and memory.longest_context >= min(USEFUL_CONTEXT, wanted):
         wanted = memory.longest_context
         memory = planned(wanted)
-    note = _backend_note(backend, profile if replaced else None)
+    note = _kernels_note(backend, profile if replaced else None)
     return RunPlan(profile, model, hardware.device, bits, wanted, tree, memory, backend, note)
 
 
-def _backend_note(backend: Backend, replaced: MemoryProfile | None) -> str | None:
+def _kernels_note(backend: Backend, replaced: MemoryProfile | None) -> KernelsNote | None:
     """`replaced`: the profile whose bits and tree gave way, None where none did."""
-    if replaced is None:
-        if backend.reason is None:
-            return None
-        return f"runs on PyTorch's kernels, which are slower: {backend.reason}; {backend.hint}"
-    why = backend.reason or "PyTorch's kernels were asked for"
-    hint = backend.hint or "--bits 4 keeps to 4 bits, at some cost in quality"
-    return (
-        f"runs on PyTorch's kernels, which are slower, at {_TORCH_BITS} bits and with a small tree where profile "
-        f"{replaced.name} has {replaced.bits} bits: {why}; {hint}"
-    )
+    slower = "runs on PyTorch's kernels, which are slower"
+    if replaced is not None:
+        why = backend.reason or "they were asked for"
+        instead = (
+            f"{_TORCH_BITS} bits and a small tree in place of profile {replaced.name}'s {replaced.bits} bits"
+        )
+        hint = backend.hint or "--bits 4 keeps 4 bits, at some cost in quality"
+        return KernelsNote(f"{slower}, with {instead}: {why}", hint)
+    if backend.reason is None:
+        return None
+    return KernelsNote(f"{slower}: {backend.reason}", backend.hint or "use --kernels torch to choose them")
 
 
 def _tree(settings: RunSettings, shape: TreeShape, head: HeadConfig | None) -> TreeShape | None:
     if head is None or not settings.speculate:
         return None
-    given = {"depth": settings.depth, "branching": settings.branching, "nodes": settings.nodes}
-    return replace(shape, **{name: value for name, value in given.items() if value is not None})
+    nodes = 0 if shape.adaptive else shape.nodes
+    return tree_shape(
+        settings.depth or shape.depth,
+        settings.branching or shape.branching,
+        nodes if settings.nodes is None else settings.nodes,
+    )
 
 
 def require_fit(plan: RunPlan, settings: RunSettings, hardware: Hardware) -> None:
@@ -200,8 +212,10 @@ def planned_model(settings: RunSettings, profile: MemoryProfile) -> PlannedModel
 
 
 def _unknown_model(name: str) -> InputError:
-    close = difflib.get_close_matches(name, KNOWN_MODELS, n=1)
-    hint = f"did you mean {close[0]}?" if close else "check the name or path"
+    names = {known.lower(): known for known in KNOWN_MODELS}
+    names.update({known.lower().rpartition("/")[2]: known for known in KNOWN_MODELS})
+    close = difflib.get_close_matches(name.lower(), names, n=1)
+    hint = f"did you mean {names[close[0]]}?" if close else "check the name or path"
     if is_repository(name):
         hint += (
             f", or fetch it first: hf download {name}"
@@ -250,9 +264,8 @@ def _head_shapes(name: str, target: ModelConfig) -> HeadConfig | None:
 
 def _local_head(name: str) -> Path | None:
     """Folder of a head that is already on this machine, None where it would have to be fetched."""
-    path = Path(name).expanduser()
-    if path.exists():
-        return path
+    if Path(name).expanduser().exists():
+        return resolve_head(name, "")  # refuses what is no head at all
     if (BUNDLED_HEADS / name.lower() / "config.json").is_file():
         return BUNDLED_HEADS / name.lower()
     return cached_repository(name, HEAD_FILES) if is_repository(name) else None

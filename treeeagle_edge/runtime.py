@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import torch
 
 from treeeagle_edge.checkpoint import Checkpoint, open_checkpoint
+from treeeagle_edge.costs import load_table, save_table
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.generation_defaults import GenerationDefaults
 from treeeagle_edge.hardware import Hardware, detect
@@ -18,6 +20,7 @@ from treeeagle_edge.known_models import find_known
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
 from treeeagle_edge.models import resolve_head, resolve_model
 from treeeagle_edge.passes import MAX_EXPANSIONS, PREFILL_CHUNK
+from treeeagle_edge.paths import cache_dir
 from treeeagle_edge.plan import MemoryPlan
 from treeeagle_edge.profile_config import MemoryProfile
 from treeeagle_edge.rounds import MAX_BRANCHING, TreeShape
@@ -67,17 +70,12 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
     fetch = settings.head is not None or settings.model is None
     head_path = _head_path(plan, fetch=fetch, say=say)
     target, head = _load_models(plan, checkpoint, threads, head_path)
-    engine = Engine(
-        target,
-        head,
-        context=plan.context,
-        slots=plan.memory.slots,
-        tree=plan.tree,
-        exact=settings.exact,
+    engine = _build_engine(
+        plan, target, head, exact=settings.exact, cache=_costs_path(plan, hardware, threads)
     )
     notes = list(hardware.notes)
     if plan.note is not None:
-        notes.append(plan.note)
+        notes.append(f"{plan.note.text}; {plan.note.hint}")
     if head is not None:
         notes += head.notes
     elif settings.speculate and (settings.head or "").lower() != "none":
@@ -116,6 +114,35 @@ def _plan_and_fetch(
     return path, plan
 
 
+def _build_engine(
+    plan: RunPlan, target: TargetModel, head: DraftHead | None, *, exact: bool, cache: Path
+) -> Engine:
+    """The engine. What passes cost is measured on the first start with an adaptive tree and kept in `cache`."""
+    adaptive = plan.tree is not None and plan.tree.adaptive
+    known = load_table(cache) if adaptive else None
+    engine = Engine(
+        target, head, context=plan.context, slots=plan.memory.slots, tree=plan.tree, exact=exact, costs=known
+    )
+    if known is None and engine.costs is not None:
+        save_table(cache, engine.costs)
+    return engine
+
+
+def _costs_path(plan: RunPlan, hardware: Hardware, threads: int) -> Path:
+    """One table a machine, model, head, width and kind of kernels."""
+    what = (
+        hardware.label,
+        threads,
+        plan.model.name,
+        plan.model.config,
+        plan.model.head,
+        plan.bits,
+        plan.backend,
+        plan.tree,
+    )
+    return cache_dir() / "costs" / f"{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.json"
+
+
 def _head_path(plan: RunPlan, *, fetch: bool, say: Progress) -> Path | None:
     """The planned head; None where there is none, or it is not on this machine and may not be fetched."""
     name = plan.model.head_name
@@ -138,13 +165,13 @@ def _load_models(
         return target, Head(
             opened, target.embed, slots=slots, context=plan.context, dtype=target.dtype, device=device
         )
-    from treeeagle_edge.kernels.native.bindings import Team
+    from treeeagle_edge.kernels.native.bindings import MOST_THREADS, Team
     from treeeagle_edge.native_head import NativeHead
     from treeeagle_edge.native_target import load_native_target
 
     rows = PREFILL_CHUNK + 1  # a head pass may carry one row over from the chunk before
     native = load_native_target(
-        checkpoint, Team(threads), bits=plan.bits, context=plan.context, max_rows=rows
+        checkpoint, Team(min(threads, MOST_THREADS)), bits=plan.bits, context=plan.context, max_rows=rows
     )
     if head_path is None:
         return native, None

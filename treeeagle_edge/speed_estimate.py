@@ -13,11 +13,15 @@ _TYPICAL_CONTEXT = 512
 # Share of the bandwidth that matrix-vector kernels reach, low and high.
 _KERNEL_SHARE = (0.60, 0.75)
 # Seconds a decoder layer costs beyond its weights (small operations and their dispatch), low and high.
-_LAYER_OVERHEAD = {"cpu": (150e-6, 300e-6), "cuda": (10e-6, 60e-6)}
+_LAYER_OVERHEAD = {"cpu": (150e-6, 300e-6), "cuda": (10e-6, 60e-6), "native": (10e-6, 50e-6)}
 # Tokens a round (accepted + 1) of a healthy EAGLE-3 head on chat, low and high.
 _TOKENS_PER_ROUND = (2.0, 3.0)
-# Cost of a pass over M rows against one row, by device and bits: (rows, ratio), measured; between them interpolated.
+_NATIVE_COST = ((1, 1.0), (2, 1.05), (4, 1.06), (8, 1.15), (12, 1.3), (16, 1.4), (24, 1.85), (32, 2.2))
+# Cost of a pass over M rows against one row, by kernels and bits: (rows, ratio), measured; between them interpolated.
+# "cpu" and "cuda" are PyTorch's.
 _VERIFY_COST = {
+    ("native", 4): _NATIVE_COST,
+    ("native", 8): _NATIVE_COST,
     ("cpu", 4): ((1, 1.0), (2, 1.05), (8, 1.6), (16, 2.4), (64, 9.0)),
     ("cpu", 8): ((1, 1.0), (2, 1.3), (4, 1.8), (8, 3.5), (16, 6.8), (64, 27.0)),
     ("cpu", 16): ((1, 1.0), (4, 1.0), (8, 1.2), (16, 2.2), (32, 2.2), (64, 3.4)),
@@ -44,9 +48,10 @@ def estimate_speed(plan: RunPlan, bandwidth: float, *, verify_cost: float | None
     `verify_cost`: measured cost of a pass over the tree's rows against one row; without it the table serves.
     A tree round costs depth passes of the head and one verify pass, and yields 2 to 3 tokens with a head that fits.
     """
-    kind = plan.device.partition(":")[0]
+    native = plan.backend.native
+    kind = "native" if native else plan.device.partition(":")[0]
     model, head, tree = plan.model.config, plan.model.head, plan.tree
-    nbytes = step_bytes(model, plan.bits, plan.device)
+    nbytes = step_bytes(model, plan.bits, plan.device, native=native)
     ideal = nbytes / (bandwidth * 1e9)
     real = ideal + min(_TYPICAL_CONTEXT, plan.context) * slot_bytes(model, None, plan.bits) / (
         bandwidth * 1e9
@@ -57,7 +62,7 @@ def estimate_speed(plan: RunPlan, bandwidth: float, *, verify_cost: float | None
     if tree is None or head is None:
         return SpeedEstimate(bandwidth, nbytes, 1 / ideal, (1 / slow, 1 / fast), None, None)
     cost = verify_cost if verify_cost is not None else table_verify_cost(kind, plan.bits, tree.nodes + 1)
-    draft_ideal = head_bytes(head, plan.bits) / (bandwidth * 1e9)
+    draft_ideal = head_bytes(head, plan.bits, native=native) / (bandwidth * 1e9)
     slow_draft = tree.depth * (draft_ideal / _KERNEL_SHARE[0] + 2 * overhead[1])
     fast_draft = tree.depth * (draft_ideal / _KERNEL_SHARE[1] + 2 * overhead[0])
     low, high = _TOKENS_PER_ROUND
@@ -66,7 +71,10 @@ def estimate_speed(plan: RunPlan, bandwidth: float, *, verify_cost: float | None
 
 
 def table_verify_cost(kind: str, bits: int, rows: int) -> float:
-    """Cost of a pass over `rows` rows against one row: interpolated in the table, in proportion beyond its end."""
+    """Cost of a pass over `rows` rows against one row: interpolated in the table, in proportion beyond its end.
+
+    kind: "native", or "cpu" or "cuda" for PyTorch's kernels there.
+    """
     points = _VERIFY_COST.get((kind, bits)) or _VERIFY_COST[("cuda", 0)]
     for (low, low_cost), (high, high_cost) in pairwise(points):
         if rows <= high:

@@ -18,6 +18,7 @@ import numpy as np
 from treeeagle_edge.kernels.native.loader import library_path
 
 VERSION = 1
+MOST_THREADS = 256  # of a team
 FORMATS = {"q8": 0, "q4_0": 1, "q4_1": 2}
 MATRICES = {
     "q": 0,

@@ -73,7 +73,12 @@ def test_version(capsys):
         (["--zzz"], "there is no option --zzz", "treeeagle --help lists the options"),
         (["chat", "hello"], "got unexpected extra argument", "a prompt goes behind -p"),
         (["chat", "-p"], "option '-p' requires an argument", "--help lists the options"),
-        (["chat", "--bits", "x"], "invalid value for '--bits'", "treeeagle chat --help lists the options"),
+        (["chat", "--temperature", "hot"], "--temperature takes a number", "treeeagle chat --help"),
+        (["chat", "--threads", "999999"], "--threads is 999999, which is out of range", "use 1 to 256"),
+        (["chat", "--nodes", "-1"], "--nodes is -1, which is out of range", "or 0 to have it chosen"),
+        (["chat", "--bits", "x"], "--bits takes a whole number", "treeeagle chat --help lists the options"),
+        (["chat", "--kernels", "cuda"], "there are no kernels named 'cuda'", "use native or torch"),
+        (["bench", "--kernels", "cuda"], "there are no kernels named 'cuda'", "use native or torch"),
         (["chat", "--bits", "5"], "--bits is 5, which is not a width we run", "use 4, 8, 16 or 32"),
         (["chat", "--top-p", "2"], "top-p is 2.0, which is out of range", "use 0 to 1"),
         (
@@ -115,8 +120,12 @@ def test_it_runs_as_a_program():
 
 def test_settings_keep_what_was_not_said_open():
     settings = run_settings(bits=8, nodes=0)
-    assert (settings.bits, settings.nodes, settings.depth, settings.speculate) == (8, None, None, True)
+    assert (settings.bits, settings.nodes, settings.depth, settings.speculate) == (8, 0, None, True)
     assert run_settings(no_spec=True).speculate is False
+    assert [run_settings(kernels=name).kernels for name in (None, "auto", "native", "torch")] == [
+        *(None, None),
+        *("native", "torch"),
+    ]
 
 
 def test_choices_lie_over_defaults():

@@ -205,6 +205,8 @@ def test_settings_sampling_and_prompt_reach_the_engine(
         "8",
         "--threads",
         "1",
+        "--kernels",
+        "torch",
         "--temperature",
         "0.7",
         "--seed",
@@ -216,8 +218,9 @@ def test_settings_sampling_and_prompt_reach_the_engine(
     assert code == 0
     out, err = capsys.readouterr()
     document = json.loads(out)
-    assert engine.settings[0].threads == 1
+    assert (engine.settings[0].threads, engine.settings[0].kernels) == (1, "torch")
     assert document["settings"]["bits"] == 8
+    assert document["settings"]["kernels"] == "native"
     assert document["settings"]["sampling"]["temperature"] == 0.7
     assert document["settings"]["sampling"]["seed"] == 5
     assert "<s>be brief<u>hello<a>\n" in err

@@ -378,6 +378,12 @@ def test_save_overwrites_no_other_file(repl, tmp_path: Path):
     assert len(result.conversation.session.turns) == 2
 
 
+def test_save_makes_no_folder(repl, tmp_path: Path):
+    result = repl("hello", f"/save {tmp_path / 'tpyo' / 'x.json'}")
+    assert f"error: there is no folder {tmp_path / 'tpyo'} to save in\n hint: " in result.err
+    assert not (tmp_path / "tpyo").exists()
+
+
 def test_a_file_is_sent(repl, tmp_path: Path):
     path = tmp_path / "my notes.txt"
     path.write_text("line one\nline two\n")
@@ -398,6 +404,8 @@ def test_info_says_what_runs_where_and_why(repl):
     result = repl("hi", "/info")
     assert "cpu (2 cores, avx2); cpu: no NVIDIA driver was found" in result.err
     assert re.search(r"tree +depth 4, branching 2, nodes 8\n", result.err)
+    assert re.search(r"kernels +native\n", result.err)
+    assert re.search(r"kernels +PyTorch's\n", repl("/info", kernels="torch").err)
     assert re.search(r"plan +0\.15 of 23\.40 GB", result.err)
     assert str(last_session_path()) in result.err
 

@@ -312,6 +312,18 @@ def test_ctrl_c_while_loading_is_quiet():
     assert "Traceback" not in run.stderr
 
 
+@pytest.mark.parametrize(("closed", "out"), [("2>&-", "The sky is blue.\n"), (">&-", "")])
+def test_a_stream_closed_by_the_caller(closed, out):
+    """Neither a traceback nor talk on stdout."""
+    run = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *PROGRAM, "chat", "-p", "x"], stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, env=environment(), check=False,
+    )  # fmt: skip
+    assert (run.returncode, run.stdout) == (0, out)
+    assert "Traceback" not in run.stderr
+    assert len(load_session(last_session_path()).turns) == 1
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_behind_stdout():
     with Path("/dev/full").open("w") as full:
@@ -320,6 +332,7 @@ def test_a_full_disk_behind_stdout():
             text=True, env=environment(), check=False,
         )  # fmt: skip
     assert run.returncode == 1
-    assert "error: the system says: No space left on device\n hint: " in run.stderr
+    assert "error: the system says: no space left on device\n hint: " in run.stderr
     assert "Traceback" not in run.stderr
     assert "Exception" not in run.stderr
+    assert len(load_session(last_session_path()).turns) == 1  # what was answered so far is kept

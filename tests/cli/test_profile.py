@@ -16,6 +16,7 @@ from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.hardware_cpu import Cpu, Ram
 from treeeagle_edge.hardware_nvidia import Gpu
+from treeeagle_edge.kernels.native import loader
 
 GB = 10**9
 CPU = Cpu("Ryzen 7 5800X", 8, 16, ("avx2", "fma"))
@@ -48,6 +49,8 @@ def machine(monkeypatch):
         usage = namedtuple("usage", "total used free")(GB, 0, 500 * GB)
         versions = [profile_checks.Check("versions", "ok", "python 3.11.9, torch 2.13.0, triton 3.9.0")]
         monkeypatch.setattr(profile_report, "detect", detect)
+        monkeypatch.setattr(loader, "problem", lambda: None)
+        monkeypatch.setattr(profile_checks, "native_isa", lambda: "avx2")
         monkeypatch.setattr(profile_checks, "check_versions", lambda: iter(versions))
         monkeypatch.setattr(profile_checks.shutil, "disk_usage", lambda _: usage)
         monkeypatch.setattr(profile_checks, "download_folder", lambda _: profile_checks.Path("/cache"))
@@ -140,6 +143,58 @@ def test_a_card_that_is_not_here_can_be_planned_for(machine, capsys):
     assert code == 0
 
 
+def test_transcript_of_a_cpu_with_native_kernels(machine, capsys, tmp_path):
+    machine(BARE)
+    profile = tmp_path / "small.yaml"
+    profile.write_text(
+        "{name: small, device: cpu, memory_gb: 2, model: smollm2-135m, bits: 4, context: 4096, "
+        "tree: {depth: 5, branching: 4, nodes: 15}, reserve_gb: 0.8}"
+    )
+    code, out, err = run(capsys, "--fast", "--profile", str(profile))
+    assert out == dedent(
+        """\
+        ok    python 3.11.9, torch 2.13.0, triton 3.9.0
+        ok    cpu: no NVIDIA driver answered
+        ok    Ryzen 7 5800X, 8 cores (16 threads), avx2, fma
+        ok    28.0 GB of 32.0 GB of memory available
+        ok    native kernels are there and use avx2
+        ok    500.0 GB free in /cache; 0.19 GB still to be fetched
+        plan  smollm2-135m, 4-bit, smollm2-135m-eagle3, on cpu by profile small
+              weights (4-bit blocks)   0.07 GB   30 layers
+              embedding, lm_head       0.03 GB   49,152 tokens
+              head (8-bit blocks)      0.01 GB   8,192 draft tokens
+              KV, 4,240 slots          0.10 GB   context 4,096 and a tree of 15 nodes
+              workspace                0.03 GB   chunks of 256 rows
+              reserve                  0.80 GB   the program and the desktop
+              total                   1.1 of 28.0 GB, fits; the longest context that fits is 8,192, all the model has
+        SPEED
+        verdict  fits. next: treeeagle chat --profile FILE (fetches 0.19 GB first)
+        """
+    ).replace("FILE", str(profile))
+    assert (code, err) == (0, "")
+
+
+def test_a_cpu_without_a_compiler_plans_8_bits_and_a_small_tree_and_says_why(machine, capsys, monkeypatch):
+    machine(BARE)
+    found = loader.Problem("no C++ compiler is installed", "install g++ or clang++")
+    monkeypatch.setattr(loader, "problem", lambda: found)
+    code, out, _ = run(capsys, "--fast")
+    assert (
+        "warn  runs on PyTorch's kernels, which are slower, with 8 bits and a small tree in place of profile cpu's "
+        "4 bits: no C++ compiler is installed\n      hint: install g++ or clang++\n"
+    ) in out
+    assert "plan  smollm2-135m, 8-bit" in out and "a tree of 3 nodes" in out and code == 0
+    code, out, _ = run(capsys, "--fast", "--kernels", "native")
+    assert out.splitlines()[-1] == (
+        "verdict  cannot run: native kernels cannot run this: no C++ compiler is installed; what fits: --kernels torch"
+    )
+    assert code == 3
+    code, out, _ = run(capsys, "--fast", "--kernels", "torch")
+    assert (
+        out.splitlines()[-1].startswith("verdict  fits. next: treeeagle chat --kernels torch") and code == 0
+    )
+
+
 def test_too_long_a_context_names_what_fits(machine, capsys):
     machine(BARE)
     model = "meta-llama/Llama-3.1-8B-Instruct"
@@ -218,6 +273,11 @@ def test_a_report_that_cannot_be_saved(machine, capsys, tmp_path):
     ("arguments", "code", "message"),
     [
         (["--bits", "3"], 2, "error: --bits is 3"),
+        (
+            ["--kernels", "triton"],
+            2,
+            "error: there are no kernels named 'triton'\n hint: use native or torch",
+        ),
         (["--device", "tpu"], 2, "error: device 'tpu' is unknown"),
         (
             ["--context", "9000"],
@@ -228,6 +288,8 @@ def test_a_report_that_cannot_be_saved(machine, capsys, tmp_path):
         (["--gpu-memory", "12", "--device", "cpu"], 2, "error: --gpu-memory plans for a card"),
         (["--profile", "gpu-12bg"], 1, "error: profile 'gpu-12bg' is unknown\n hint: did you mean gpu-12gb?"),
         (["--model", "Qwen/Qwen3-8"], 1, "did you mean Qwen/Qwen3-8B?"),
+        (["--model", "qwen3-8b"], 1, "did you mean Qwen/Qwen3-8B?"),
+        (["--head", __file__], 1, "is not a head\n hint: "),
         (["--contxt", "1"], 2, "error: there is no option --contxt"),
     ],
 )
@@ -235,6 +297,12 @@ def test_wrong_input_is_one_sentence_and_a_hint(capsys, arguments, code, message
     got, out, err = run(capsys, "--fast", *arguments)
     assert (got, out) == (code, "")
     assert message in err and "Traceback" not in err and err.count("\n") == 2
+
+
+def test_slow_is_told_from_slower(machine, capsys):
+    machine(BARE)
+    out = run(capsys, "--fast", "--bits", "32", "--model", "Qwen/Qwen3-8B")[1]
+    assert "speed ceiling 1.3 tok/s plain" in out
 
 
 def test_a_profile_for_another_device_is_warned_about(machine, capsys):
@@ -309,22 +377,28 @@ def test_fast_json_imports_no_torch_and_loads_nothing():
     assert data["plan"]["model"] == "smollm2-135m" and data["verdict"]["can_run"]
 
 
-def test_everything_runs_on_this_machine(capsys, monkeypatch):
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_everything_runs_on_this_machine(capsys, monkeypatch, kernels):
     """The live checks, shortened: both layers near fp32, backends agree, bandwidth measured and used."""
+    if kernels == "native" and loader.problem() is not None:
+        pytest.skip("native kernels need a C++ compiler")
     from treeeagle_edge import profile_live
 
     monkeypatch.setattr(profile_live, "_BANDWIDTH_BYTES", 8 * 2**20)
     monkeypatch.setattr(profile_live, "_BANDWIDTH_SECONDS", 0.01)
     monkeypatch.setattr(profile_live, "_VERIFY_BYTES", 2**20)
-    code, out, err = run(capsys, "--json", "--device", "cpu")
+    monkeypatch.setattr(profile_live, "_NATIVE_VERIFY_BYTES", 2**20)
+    code, out, err = run(capsys, "--json", "--device", "cpu", "--kernels", kernels)
     assert code == 0 and "measuring memory bandwidth" in err
     data = json.loads(out)
     checks = {check["name"]: check for check in data["checks"]}
     for name in ("4-bit layer", "8-bit layer", "kernels", "bandwidth"):
         assert checks[name]["status"] == "ok", checks[name]
-    assert "reference, exact agree" in checks["kernels"]["text"]
+    named = "reference, exact, native agree" if kernels == "native" else "reference, exact agree"
+    assert named in checks["kernels"]["text"]
+    assert ("a native 4-bit layer" in checks["4-bit layer"]["text"]) is (kernels == "native")
     (speed,) = data["speed"]
-    assert speed["source"] == "measured" and speed["bandwidth"] > 0 and 1 <= speed["verify_cost"] <= 8
+    assert speed["source"] == "measured" and speed["bandwidth"] > 0 and 1 <= speed["verify_cost"] <= 64
     assert speed["ceiling"] == pytest.approx(speed["bandwidth"] * 1e9 / speed["step_bytes"])
 
 
@@ -341,13 +415,13 @@ def test_a_layer_that_does_not_run_fails_its_own_width_only(machine, capsys, mon
     monkeypatch.setattr(profile_live, "_BANDWIDTH_BYTES", 2**20)
     monkeypatch.setattr(profile_live, "_BANDWIDTH_SECONDS", 0.001)
     monkeypatch.setattr(profile_live, "measure_verify_cost", lambda plan, device: 1.5)
-    code, out, _ = run(capsys, "--bits", "8")
+    code, out, _ = run(capsys, "--bits", "8", "--kernels", "torch")
     assert (
         "fail  a 4-bit layer does not run on cpu: bitsandbytes cannot be imported\n      hint: install it again"
         in out
     )
     assert "ok    an 8-bit layer runs on cpu" in out and code == 0
-    code, out, _ = run(capsys, "--bits", "4")
+    code, out, _ = run(capsys, "--bits", "4", "--kernels", "torch")
     assert code == 3 and "verdict  cannot run: a 4-bit layer does not run on cpu" in out
 
 
@@ -361,7 +435,23 @@ def test_a_wrong_kernel_is_caught(monkeypatch):
         return torch.zeros_like(query)
 
     monkeypatch.setitem(dispatch._dispatcher.backends, "wrong", wrong)
-    first, last = list(profile_live.check_kernels(torch.device("cpu")))
+    first, last = list(profile_live.check_kernels(torch.device("cpu"), native=False))
     assert first.status == "fail" and "attention backend wrong is 1.0e+00 from the reference" in first.text
     assert last.text.endswith("reference, exact agree") and last.status == "ok"
     assert dispatch.current_backend() == "reference"
+
+
+@pytest.mark.skipif(loader.problem() is not None, reason="native kernels need a C++ compiler")
+def test_wrong_native_kernels_are_caught(monkeypatch):
+    import torch
+
+    from treeeagle_edge import profile_live, profile_native
+
+    monkeypatch.setattr(profile_native, "native_attention", lambda query, *rest: query * 0)
+    monkeypatch.setattr(profile_native, "native_layer", lambda weight, x, bits: x @ weight.T * (bits / 8))
+    first, last = list(profile_live.check_kernels(torch.device("cpu"), native=True))
+    assert first.status == "fail" and "attention backend native is 1.0e+00 from the reference" in first.text
+    assert last.text.endswith("reference, exact agree")
+    four, eight = list(profile_live.check_layers(torch.device("cpu"), native=True))
+    assert four.status == "fail" and "a native 4-bit layer runs on cpu, 50.0 % from fp32" in four.text
+    assert eight.status == "ok"

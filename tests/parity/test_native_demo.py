@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,8 +21,8 @@ pytestmark = pytest.mark.skipif(problem() is not None, reason=f"no native kernel
 
 
 @pytest.fixture(scope="module", params=[8, 4], ids=["8-bit", "4-bit"])
-def runtime(request: pytest.FixtureRequest, demo_gguf: Path) -> Iterator[Runtime]:
-    yield load_runtime(
+def runtime(request: pytest.FixtureRequest, demo_gguf: Path) -> Runtime:
+    return load_runtime(
         RunSettings(model="smollm2-135m", bits=request.param, device="cpu", context=1024, nodes=15)
     )
 

@@ -31,14 +31,16 @@ LAYERS: dict[str, tuple[str, ...]] = {
         ),
         *("chat_template", "tokenizer*", "generation_defaults", "linear", "rope"),
     ),
-    "model": ("target", "target_*", "head", "kv_pool", "sequence", "sampling"),
+    "model": ("target", "target_*", "head", "native_*", "kv_pool", "sequence", "sampling"),
     "protocols": ("model_protocols",),
     "drafter": ("acceptance", "costs", "growth", "drafter", "controller"),
     "engine": ("engine", "passes", "calibrate"),
     "session": ("session", "answer", "stream", "history", "prompt"),
     "beside": (
         *(
+            "backend",
             "plan",
+            "plan_native",
             "hardware*",
             "known_models",
             "profile_config",
@@ -49,7 +51,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *("models", "fetch", "hub"),
     ),
     "runtime": ("runtime",),
-    "tools": ("bench*", "profile_checks", "profile_live", "profile_output", "profile_report"),
+    "tools": (
+        "bench*",
+        "profile_checks",
+        "profile_live",
+        "profile_native",
+        "profile_output",
+        "profile_report",
+    ),
     "cli": ("cli", "cli.*"),
 }
 BESIDE_MAY_IMPORT = (
@@ -64,7 +73,19 @@ BESIDE_MAY_IMPORT = (
 LIGHT = (
     *LAYERS["errors"],
     *("model_config", "head_config", "sampling_params", "tree", "rounds", "settings", "generation_defaults"),
-    *("plan", "profile_config", "known_models", "hardware*", "models", "fetch", "hub", "cli", "cli.*"),
+    *(
+        "backend",
+        "plan",
+        "plan_native",
+        "profile_config",
+        "known_models",
+        "hardware*",
+        "models",
+        "fetch",
+        "hub",
+        "cli",
+        "cli.*",
+    ),
 )
 HEAVY = (
     "torch",

@@ -42,7 +42,7 @@ def card(total_mib: int, name: str = "NVIDIA GeForce RTX 3070") -> Hardware:
     )
 
 
-def fits(profile: MemoryProfile, budget: int) -> bool:
+def fits(profile: MemoryProfile, budget: int, *, native: bool = False) -> bool:
     known = KNOWN_MODELS[profile.model]
     return plan_memory(
         known.config,
@@ -53,6 +53,7 @@ def fits(profile: MemoryProfile, budget: int) -> bool:
         reserve=profile.reserve,
         budget=budget,
         device=profile.device,
+        native=native,
     ).fits
 
 
@@ -62,6 +63,7 @@ def test_a_shipped_profile_fits_the_smallest_device_it_is_for(name):
     assert profile.name == name
     assert profile.head == KNOWN_MODELS[profile.model].head_name
     assert fits(profile, profile.memory)
+    assert profile.device == "cuda" or fits(profile, profile.memory, native=True)
 
 
 def test_the_shipped_gpu_profiles_leave_room_for_a_desktop():
@@ -143,7 +145,7 @@ def test_a_file_of_ones_own(tmp_path):
             "nodes: 16",
             "nodes: 999",
             "f has tree.nodes: 999, which is out of range",
-            "use a whole number from 1 to 256",
+            "use a whole number from 0 (chosen while decoding) to 256",
         ),
         ("bits: 4", "bits: 5", "f has bits: 5, which is out of range", "use 4, 8, 16 or 32"),
         ("bits: 4", "bits: true", "f has bits: True, which is of the wrong type", "use 4, 8, 16 or 32"),

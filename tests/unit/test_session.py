@@ -299,6 +299,10 @@ def test_the_object_that_scripts_read():
         "tokens_per_round": 4.0,  # 1 prefill token, then 4 and 4, of which the last were cut
         "drafted": 8,
         "accepted": 6,
+        "tree_rounds": 2,
+        "plain_rounds": 0,
+        "nodes_per_tree": 4.0,
+        "levels_per_tree": 3.0,
     }
     assert content["seed"] == 7
     assert content["timings"]["tokens_per_second"] == pytest.approx(6 / content["timings"]["decode_s"])

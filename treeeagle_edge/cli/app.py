@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -14,11 +15,19 @@ from typer.core import TyperGroup
 from treeeagle_edge import __version__
 from treeeagle_edge.cli.bench import bench_command
 from treeeagle_edge.cli.chat import chat_command
-from treeeagle_edge.cli.console import EXIT_INTERRUPT, EXIT_OK, abandon_stdout, print_error
+from treeeagle_edge.cli.console import (
+    EXIT_INTERRUPT,
+    EXIT_OK,
+    abandon_stdout,
+    give_missing_streams,
+    print_error,
+    reason_of,
+)
 from treeeagle_edge.cli.profile import profile_command
 from treeeagle_edge.errors import InputError, TreeEagleError, UsageError
 
 _BadParameter: type[Exception] = typer.BadParameter
+_NOT_A_NUMBER = re.compile(r"for '(--[a-z-]+)'.*valid (integer|number|float)")
 _OptionError: Any = _BadParameter.__mro__[2]  # base of every complaint about the command line
 
 
@@ -73,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program with `arguments` (default: those of the process). Returns the exit code: 0 fine, 1 the person's
     input, 2 usage, 3 this machine cannot run it, 130 interrupted.
     """
+    give_missing_streams()
     with contextlib.suppress(AttributeError):  # a stream that is no text file has nothing to set
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a person's locale may lack a character
     try:
@@ -97,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         abandon_stdout()
         place = f" ({problem.filename})" if problem.filename else ""
         refusal = InputError(
-            f"the system says: {problem.strerror or problem}{place}", "make room or check permissions"
+            f"the system says: {reason_of(problem)}{place}", "make room or check permissions"
         )
         print_error(refusal)
         return refusal.exit_code
@@ -112,6 +122,10 @@ def _as_usage_error(error: Any) -> UsageError:
     if near:
         return UsageError(f"there is no option {option}", f"did you mean {' or '.join(sorted(near))}? {hint}")
     message = " ".join(error.format_message().split()).rstrip(".")
+    number = _NOT_A_NUMBER.search(message)
+    if number:
+        kind = "a whole number" if number[2] == "integer" else "a number"
+        return UsageError(f"{number[1]} takes {kind}, which this is not", hint)
     if message.startswith("No such option"):
         return UsageError(f"there is no option {option}", hint)
     if message.startswith("Got unexpected extra argument") and command.endswith("chat"):

@@ -84,6 +84,20 @@ class ProgressLine:
         self._shown = ""
 
 
+def give_missing_streams() -> None:
+    """Where a stream was closed before the program began (`2>&-`), what is written to it goes nowhere: without one,
+    Python's `print` would turn to stdout with it.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # open until the end
+
+
+def reason_of(problem: OSError) -> str:
+    """What the system says, as the end of a lower-case sentence."""
+    return str(problem.strerror or problem).lower()
+
+
 def abandon_stdout() -> None:
     """After a reader such as `head` closed the pipe: send the rest nowhere, so that the exit is quiet."""
     with contextlib.suppress(OSError, ValueError):

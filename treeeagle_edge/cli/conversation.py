@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeeagle_edge.answer import Answer
-from treeeagle_edge.cli.console import note, say
+from treeeagle_edge.cli.console import note, reason_of, say
 from treeeagle_edge.cli.interrupt import Interrupts
 from treeeagle_edge.cli.options import SamplingChoices
 from treeeagle_edge.cli.printer import Printer, choose_printer
@@ -61,7 +61,11 @@ class Conversation:
         if self.show_prompt:
             say(self.session.prompt(text, params).text)
         forgotten = self.session.forgotten
-        answer = self._stream(text, params, choose_printer(markdown=self.markdown, silent=self.silent))
+        try:
+            answer = self._stream(text, params, choose_printer(markdown=self.markdown, silent=self.silent))
+        except (OSError, KeyboardInterrupt):  # nobody reads on; what was answered so far is kept
+            self.save()
+            raise
         self.save()
         if self.session.forgotten > forgotten:
             count = self.session.forgotten
@@ -189,5 +193,5 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as problem:
         raise InputError(f"{path} is not UTF-8 text", "give a text file") from problem
     except (OSError, ValueError) as problem:
-        reason = getattr(problem, "strerror", None) or problem
+        reason = reason_of(problem) if isinstance(problem, OSError) else problem
         raise InputError(f"{path} cannot be read: {reason}", "check the path") from problem

@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from treeeagle_edge.errors import UsageError
-from treeeagle_edge.rounds import TreeShape
+from treeeagle_edge.rounds import tree_shape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.settings import RunSettings
 
 BITS = (4, 8, 16, 32)
+MOST_THREADS = 256  # as many as the native kernels take; thousands would end the program without a word
 KERNELS = ("native", "torch")
 
 # What runs, and where.
@@ -140,9 +141,14 @@ def run_settings(
     for name, value in (("context", context), ("threads", threads)):
         if value is not None and value < 1:
             raise UsageError(f"--{name} is {value}, which is out of range", "use 1 or more")
-    nodes = nodes or None  # 0 hands the choice to the profile
-    given = {"depth": depth, "branching": branching, "nodes": nodes}
-    TreeShape(**{name: value for name, value in given.items() if value is not None})  # checks the ranges
+    if threads is not None and threads > MOST_THREADS:
+        raise UsageError(f"--threads is {threads}, which is out of range", f"use 1 to {MOST_THREADS}")
+    if nodes is not None and nodes < 0:
+        raise UsageError(f"--nodes is {nodes}, which is out of range", "use 1 to 256, or 0 to have it chosen")
+    tree_shape(depth or 1, branching or 1, nodes or 0)  # checks the ranges
+    for name, value in (("depth", depth), ("branching", branching)):
+        if value == 0:
+            raise UsageError(f"{name} is 0, which is out of range", "use 1 or more; only --nodes takes 0")
     return RunSettings(
         model=model,
         head=head,

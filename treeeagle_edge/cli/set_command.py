@@ -8,6 +8,7 @@ from typing import Any
 
 from treeeagle_edge.cli.conversation import Conversation
 from treeeagle_edge.errors import UsageError
+from treeeagle_edge.rounds import TreeShape, tree_shape
 
 NUMBERS: dict[str, type] = {
     "temperature": float,
@@ -46,10 +47,16 @@ def setting_lines(conversation: Conversation) -> list[str]:
         rows.append((name, shown if chosen else f"{shown} (default)"))
     tree = conversation.tree or conversation.runtime.tree
     if tree is not None:
-        rows += [(name, str(getattr(tree, name))) for name in SHAPE]
+        rows += [(name, _shown(tree, name)) for name in SHAPE]
     rows.append(("spec", "on" if conversation.speculate and tree is not None else "off"))
     width = max(len(name) for name, _ in rows)
     return [f"  {name:<{width}}  {value}" for name, value in rows]
+
+
+def _shown(tree: TreeShape, name: str) -> str:
+    """A bound, where the controller chooses within it."""
+    value = str(getattr(tree, name))
+    return f"at most {value}, chosen each round" if tree.adaptive else value
 
 
 def change_setting(conversation: Conversation, argument: str) -> str:
@@ -87,8 +94,19 @@ def _reshape(conversation: Conversation, name: str, value: str) -> None:
     planned = conversation.runtime.tree
     if planned is None:
         raise UsageError(f"{name} shapes a tree, and there is no head to draft one", "start with --head")
-    number = getattr(planned, name) if value == "default" else _number(name, value)
-    shape = replace(conversation.tree or planned, **{name: number})
+    shape = conversation.tree or planned
+    given = {
+        "depth": shape.depth,
+        "branching": shape.branching,
+        "nodes": 0 if shape.adaptive else shape.nodes,
+    }
+    if value == "default":
+        given[name] = 0 if name == "nodes" and planned.adaptive else getattr(planned, name)
+    else:
+        given[name] = _number(name, value)
+    shape = tree_shape(**given)
+    if shape.adaptive and not planned.adaptive:
+        raise UsageError("the tree was not started adaptive", "start with --nodes 0 to have its size chosen")
     conversation.runtime.engine.check_shape(shape)  # slots were reserved when memory was planned
     conversation.tree = shape
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from treeeagle_edge.cli.console import say
+from treeeagle_edge.cli.console import reason_of, say
 from treeeagle_edge.cli.conversation import Conversation, read_text, system_prompt
 from treeeagle_edge.cli.set_command import change_setting, setting_lines
 from treeeagle_edge.cli.stats import totals_lines
@@ -144,11 +144,13 @@ def _save(conversation: Conversation, argument: str) -> None:
             load_session(path)
         except InputError as problem:
             raise InputError(f"{path} is there and is no saved session", "choose another name") from problem
+    if not path.absolute().parent.is_dir():  # a slip of the keyboard makes no folders
+        raise InputError(f"there is no folder {path.parent} to save in", "choose another place")
     try:
         save_session(path, conversation.saved())
     except OSError as problem:
         raise InputError(
-            f"{path} cannot be written: {problem.strerror or problem}", "choose another place"
+            f"{path} cannot be written: {reason_of(problem)}", "choose another place"
         ) from problem
     say(f"saved to {path}")
 

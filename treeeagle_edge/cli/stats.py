@@ -47,6 +47,8 @@ def totals_lines(answers: int, tokens: int, totals: Speculation) -> list[str]:
         f"tokens         {tokens:,}",
         f"rounds         {totals.rounds:,}",
         f"tokens/round   {totals.tokens_per_round:.2f}",
+        f"trees          {totals.tree_rounds:,} rounds, {totals.nodes_per_tree:.1f} nodes and"
+        f" {totals.levels_per_tree:.1f} levels on average; {totals.plain_rounds:,} rounds plain",
         f"drafted        {totals.drafted:,} nodes",
         f"accepted       {totals.accepted:,} nodes",
         f"draft failures {totals.draft_failures:,}"

@@ -1,0 +1,69 @@
+"""The computing checks of `treeeagle profile` on the native kernels: a layer, attention, the cost of a verify pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treeeagle_edge.kernels.native import bindings
+from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.native_target import native_store, native_view
+from treeeagle_edge.plan_native import BLOCK, matrix_bytes
+
+_FORMATS = {4: "q4_1", 8: "q8"}
+_VOCABULARY = 32  # of the timed model: its layers are what is timed
+_CONTEXT = 64  # positions that each of its rows reads
+
+
+def native_layer(weight: Tensor, x: Tensor, bits: int) -> Tensor:
+    """x [M, k] times weight [n, k], fp32, by the native product at 4 or 8 bits -> [M, n]."""
+    product = bindings.Team(1).matmul(_FORMATS[bits], weight.numpy(), weight.shape[0], x.numpy())
+    return torch.from_numpy(product)
+
+
+def native_attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView) -> Tensor:
+    """As `kernels.dispatch.attention` for fp32 inputs, with keys and values rounded to bf16 as a pool holds them."""
+    store = KVStore(keys[None].bfloat16(), values[None].bfloat16())
+    out = bindings.Team(1).attention(query.numpy(), native_view(view), native_store(store))
+    return torch.from_numpy(out)
+
+
+class TimedModel:
+    """A target of empty weights with the given MLP and narrow attention: what its passes cost, not what they say."""
+
+    def __init__(self, hidden: int, intermediate: int, *, bits: int, rows: int, least_bytes: int) -> None:
+        """At least `least_bytes` of weights, so that they do not stay in the cache; passes of up to `rows` rows."""
+        mlp = {"gate": (intermediate, hidden), "up": (intermediate, hidden), "down": (hidden, intermediate)}
+        attention = {"q": (BLOCK, hidden), "k": (BLOCK, hidden), "v": (BLOCK, hidden), "o": (hidden, BLOCK)}
+        layers = max(1, -(-least_bytes // sum(matrix_bytes(*shape, bits) for shape in mlp.values())))
+        shapes = bindings.ModelConfig(
+            layers, hidden, intermediate, 1, 1, BLOCK, _VOCABULARY, _CONTEXT + rows, rows, 1e-5, 1.0, 1.0, 1.0
+        )
+        self._model = model = bindings.Model(bindings.Team(torch.get_num_threads()), shapes, scored_rows=1)
+        model.matrix("embedding", "q8", _empty(_VOCABULARY, hidden, 8))
+        for layer in range(layers):
+            for name, shape in (mlp | attention).items():
+                model.matrix(name, _FORMATS[bits], _empty(*shape, bits), layer)
+            for name in ("attention_norm", "mlp_norm"):
+                model.vector(name, np.ones(hidden, np.float32), layer)
+        model.vector("final_norm", np.ones(hidden, np.float32))
+        table = np.ones((_CONTEXT + rows, BLOCK // 2), np.float32)
+        model.rope(table, table)
+        model.ready()
+        self._store = bindings.Store.allocate(layers, _CONTEXT + rows, 1, BLOCK)
+
+    def run(self, rows: int) -> Callable[[], object]:
+        """A call that passes `rows` rows through the model."""
+        slots = np.arange(_CONTEXT, _CONTEXT + rows)
+        view = bindings.View(np.arange(_CONTEXT), slots)
+        ids, last = np.zeros(rows, np.int64), np.array([rows - 1])
+        return lambda: self._model.forward(ids, slots, slots, view, self._store, logit_rows=last)
+
+
+def _empty(rows: int, columns: int, bits: int) -> np.ndarray:
+    """GGUF blocks of zeros for a weight [rows, columns]: packed at once, nothing to quantise."""
+    return np.zeros(rows * columns // BLOCK * (34 if bits == 8 else 20), np.uint8)
