@@ -1,7 +1,8 @@
-"""The native kernels through ctypes: teams of threads, targets and draft heads. Needs numpy only; torch tensors pass as pointers.
+"""The native kernels through ctypes: teams of threads, targets and draft heads.
 
-Arrays are C-contiguous. Keys and values are bf16; numpy has no such type, so they travel as uint16 (or as the address of
-a torch.bfloat16 tensor). Every refusal of the native side becomes a NativeError with its sentence.
+Needs numpy only; torch tensors pass as pointers. Arrays are C-contiguous. Keys and values are bf16; numpy has no such
+type, so they travel as uint16 (or as the address of a torch.bfloat16 tensor). Every refusal
+of the native side becomes a NativeError with its sentence.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ MATRICES = {
     "fc": 18,
 }
 VECTORS = {
-    "attention_norm": 32, "mlp_norm": 33, "q_bias": 34, "k_bias": 35, "v_bias": 36, "o_bias": 37, "q_norm": 38, "k_norm": 39,
-    "final_norm": 48, "hidden_norm": 49,
+    "attention_norm": 32, "mlp_norm": 33, "q_bias": 34, "k_bias": 35, "v_bias": 36, "o_bias": 37, "q_norm": 38,
+    "k_norm": 39, "final_norm": 48, "hidden_norm": 49,
 }  # fmt: skip
 
 
@@ -235,8 +236,8 @@ class Team:
         out = np.empty_like(query)
         check(
             library().te_attention(
-                self.handle, address(query, np.float32), heads, kv.kv_heads, dim, byref(reads.pass_of(rows)), byref(kv.struct),
-                out.ctypes.data,
+                self.handle, address(query, np.float32), heads, kv.kv_heads, dim, byref(reads.pass_of(rows)),
+                byref(kv.struct), out.ctypes.data,
             )
         )  # fmt: skip
         return out
@@ -244,7 +245,7 @@ class Team:
 
 @dataclass(frozen=True)
 class View:
-    """What rows read: `prefix` [T] slots, then `tree` [R] slots where `visible` [M, R] says so (None: a causal chunk)."""
+    """What rows read: `prefix` [T] slots, then `tree` [R] slots where `visible` [M, R] says so (None: causal)."""
 
     prefix: np.ndarray[Any, Any]  # int64
     tree: np.ndarray[Any, Any]  # int64
@@ -274,7 +275,7 @@ class View:
 
 
 class Store:
-    """Addresses of the keys and values, bf16 [layers, slots, kv_heads, head_dim]; `keep` holds whatever owns the memory."""
+    """Addresses of the keys and values, bf16 [layers, slots, kv_heads, head_dim]; `keep` holds what owns them."""
 
     def __init__(self, keys: int, values: int, slots: int, kv_heads: int, keep: Sequence[Any] = ()) -> None:
         self.struct = KV(keys, values, slots)
@@ -290,7 +291,10 @@ class Store:
 
 @dataclass(frozen=True)
 class Output:
-    """logits [R, V], best [R] (argmax), hidden [R, H] after the final norm, features [M, taps * H]: overwritten by the next pass."""
+    """logits [R, V], best [R] (argmax), hidden [R, H] after the final norm, features [M, taps * H].
+
+    Overwritten by the next pass.
+    """
 
     logits: np.ndarray[Any, Any] | None
     best: np.ndarray[Any, Any] | None

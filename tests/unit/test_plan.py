@@ -39,7 +39,6 @@ from treeeagle_edge.speed_estimate import estimate_speed, table_verify_cost
 LLAMA = KNOWN_MODELS["meta-llama/Llama-3.1-8B-Instruct"]
 DEMO = KNOWN_MODELS["smollm2-135m"]
 TREE = TreeShape(4, 4, 24)
-needs_native = pytest.mark.skipif(loader.problem() is not None, reason="native kernels need a C++ compiler")
 
 
 @pytest.fixture(autouse=True)
@@ -173,43 +172,18 @@ def test_plain_decoding_plans_no_head():
 def test_the_longest_context_is_exact(name, bits, budget, device):
     """It fits, and one token more does not, unless the model's own limit came first."""
     known = KNOWN_MODELS[name]
-    if device == "native":
-        bits, device, plan = min(bits, 8), "cpu", partial(globals()["plan"], native=True)
-    else:
-        plan = globals()["plan"]
-    made = plan(known, bits=bits, context=64, budget=budget * GB, device=device)
+    native = device == "native"
+    if native:
+        bits, device = min(bits, 8), "cpu"
+    sized = partial(plan, known, bits=bits, budget=budget * GB, device=device, native=native)
+    made = sized(context=64)
     longest = made.longest_context
     if longest == 0:
-        assert not plan(known, bits=bits, context=1, budget=budget * GB, device=device).fits
+        assert not sized(context=1).fits
         return
-    assert plan(known, bits=bits, context=longest, budget=budget * GB, device=device).fits
+    assert sized(context=longest).fits
     if longest < known.config.max_position:
-        assert not plan(known, bits=bits, context=longest + 1, budget=budget * GB, device=device).fits
-
-
-def test_names_and_sizes_on_native_kernels():
-    """Blocks of 32: 34 bytes at 8 bits, 20 at 4; the tied table is held once, at 8 bits in both."""
-    made = {bits: plan(DEMO, bits=bits, device="cpu", native=True) for bits in (4, 8)}
-    for bits, held in made.items():
-        names = [line.name for line in held.lines]
-        assert names[:3] == [f"weights ({bits}-bit blocks)", "embedding, lm_head", "head (8-bit blocks)"]
-        assert held.line("embedding").nbytes == 49_152 * 576 * 34 // 32
-    linears = 30 * (2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576)
-    fewer = made[8].line("weights").nbytes - made[4].line("weights").nbytes
-    assert fewer == linears * (34 - 20) // 32
-    assert made[8].line("KV") == plan(DEMO, bits=8, device="cpu").line("KV")
-    assert made[8].total < plan(DEMO, bits=8, device="cpu").total
-
-
-def test_more_threads_need_more_scratch():
-    few, many = (
-        plan_memory(
-            DEMO.config, DEMO.head, bits=8, context=512, tree=TREE, reserve=0, budget=GB, device="cpu", native=True,
-            threads=threads,
-        ).line("workspace").nbytes
-        for threads in (2, 64)
-    )  # fmt: skip
-    assert 62 * 100_000 < many - few < 62 * 1_000_000
+        assert not sized(context=longest + 1).fits
 
 
 @pytest.mark.parametrize(("bits", "context"), [(3, 100), (8, 0), (8, 8193)])
@@ -292,37 +266,6 @@ def test_options_win_over_the_profile():
     assert made.tree == TreeShape(2, load_profile("cpu").tree.branching, 3)
     assert made_run(RunSettings(speculate=False), machine()).tree is None
     assert made_run(RunSettings(head="none"), machine()).model.head is None
-
-
-def test_a_cpu_run_has_native_kernels_and_four_bits():
-    made = made_run(RunSettings(), machine())
-    assert made.backend.native and made.note is None
-    assert (made.bits, made.tree) == (4, load_profile("cpu").tree)
-
-
-def test_without_native_kernels_a_profiles_four_bits_give_way(monkeypatch):
-    """The person's own bits and tree do not."""
-    found = loader.Problem("no C++ compiler is installed", "install g++")
-    monkeypatch.setattr(loader, "problem", lambda: found)
-    made = made_run(RunSettings(), machine())
-    assert (made.bits, made.tree, made.backend.native) == (8, TreeShape(3, 2, 3), False)
-    assert made.memory.line("weights").name == "weights (int8)"
-    assert "8 bits and a small tree" in made.note.text and "no C++ compiler" in made.note.text
-    assert made.note.hint == "install g++"
-    assert made_run(RunSettings(nodes=6, depth=4), machine()).tree == TreeShape(4, 2, 6)
-    given = made_run(RunSettings(bits=4), machine())
-    assert (given.bits, given.tree) == (4, load_profile("cpu").tree) and "small tree" not in given.note.text
-    assert made_run(RunSettings(bits=16), machine()).note is None
-    assert made_run(RunSettings(profile="gpu-12gb"), machine(card=12)).bits == 4
-
-
-def test_kernels_that_were_chosen_are_used_or_refused(monkeypatch):
-    torch_run = made_run(RunSettings(kernels="torch"), machine())
-    assert not torch_run.backend.native and torch_run.bits == 8 and "asked for" in torch_run.note.text
-    assert made_run(RunSettings(kernels="torch", bits=8), machine()).note is None
-    assert made_run(RunSettings(kernels="native"), machine()).backend.native
-    with pytest.raises(CannotRunError, match="they hold 4 or 8 bits, not 16"):
-        made_run(RunSettings(kernels="native", bits=16), machine())
 
 
 def test_a_head_for_another_model_is_refused():
@@ -408,61 +351,4 @@ def test_planned_head_is_the_one_that_is_held(bits):
     )
     assert head.nbytes <= made.line("head").nbytes <= 1.02 * head.nbytes
     alone = plan(DEMO, bits=bits, context=512, device="cpu", head=False).line("KV").nbytes
-    assert made.line("KV").nbytes == alone + head.store.nbytes
-
-
-@needs_native
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("variant", ["untied", "tied", "biases", "norms"])
-def test_planned_native_weights_are_those_that_are_held(bits, variant):
-    """Never less than what a loaded target holds; here, all of it. 1,000 tokens and 96 channels fill no whole tiles."""
-    from tiny_models import CONFIG, RandomCheckpoint
-
-    from treeeagle_edge.kernels.native.bindings import Team
-    from treeeagle_edge.native_target import load_native_target
-
-    shapes = {"hidden_size": 64, "intermediate_size": 96, "num_heads": 3, "num_kv_heads": 1, "head_dim": 32}
-    changes = {
-        "untied": {},
-        "tied": {"tie_word_embeddings": True},
-        "biases": {"attention_bias": True, "output_bias": True},
-        "norms": {"qk_norm": True},
-    }
-    config = replace(CONFIG, **shapes, vocab_size=1000, **changes[variant])
-    target = load_native_target(RandomCheckpoint(config), Team(1), bits=bits, context=256, max_rows=257)
-    made = plan_memory(
-        config, None, bits=bits, context=256, tree=None, reserve=0, budget=GB, device="cpu", native=True
-    )
-    assert made.lines[0].nbytes + made.lines[1].nbytes == target.nbytes
-
-
-@needs_native
-@pytest.mark.parametrize(("bits", "held"), [(8, 143_025_408), (4, 96_576_768)])
-def test_planned_native_demo_model_and_head_are_those_that_are_held(demo_gguf, bits, held):
-    """The Q4_1 file and the bundled head, weights, rotary tables and KV rows."""
-    from treeeagle_edge.checkpoint import open_checkpoint
-    from treeeagle_edge.head_checkpoint import open_head
-    from treeeagle_edge.kernels.native.bindings import Team
-    from treeeagle_edge.models import BUNDLED_HEADS
-    from treeeagle_edge.native_head import NativeHead
-    from treeeagle_edge.native_target import load_native_target
-
-    made = plan(DEMO, bits=bits, context=2048, device="cpu", native=True)
-    target = load_native_target(
-        open_checkpoint(demo_gguf), Team(1), bits=bits, context=2048, max_rows=PREFILL_CHUNK + 1
-    )
-    rotary = (2048 + 64) * 64 * 4
-    assert target.nbytes == held + rotary
-    assert target.nbytes <= made.lines[0].nbytes + made.lines[1].nbytes <= 1.03 * target.nbytes
-    opened = open_head(BUNDLED_HEADS / DEMO.head_name, DEMO.config, target.embed)
-    head = NativeHead(
-        opened,
-        target,
-        slots=made.slots + SCRATCH_ROWS,
-        context=2048,
-        max_rows=PREFILL_CHUNK + 1,
-        max_scored=64,
-    )
-    assert head.nbytes <= made.line("head").nbytes <= 1.06 * head.nbytes + 64 * 1024
-    alone = plan(DEMO, bits=bits, context=2048, device="cpu", head=False, native=True).line("KV").nbytes
     assert made.line("KV").nbytes == alone + head.store.nbytes
