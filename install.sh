@@ -177,6 +177,8 @@ set_up() { # run | test
   pip_install --no-build-isolation --editable "$here$extra" || explain treeeagle
   say "looking for the demo model"
   "$venv/bin/python" -P -m treeeagle_edge.fetch </dev/null 9<&- || exit $?
+  say "building the native kernels" # without a compiler PyTorch's own operations serve
+  "$venv/bin/python" -P -m treeeagle_edge.kernels.native.loader >&2 </dev/null 9<&- || true
   printf '%s\n' "$key" >"$venv/ready-run"
   [ "$1" = run ] || printf '%s\n' "$key" >"$venv/ready-test"
   trap - INT

@@ -5,23 +5,19 @@ Shapes decide, the config is a cross-check.
 
 from __future__ import annotations
 
-import json
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.head_config import HeadConfig
+from treeeagle_edge.head_files import locate_head, read_head_json, read_head_tensors
 from treeeagle_edge.model_config import ModelConfig
 
-_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _LAYER = "layers.0."
 _REQUIRED = (
     "fc.weight",
@@ -66,9 +62,9 @@ def open_head(
     them is shared. Raises InputError, naming the key and both numbers, when the file is damaged, not an
     EAGLE-3 head of this layout, or made for another target.
     """
-    folder, weights = _locate(path)
-    raw = _read_tensors(weights)
-    declared = _read_json(folder / "config.json")
+    folder, weights = locate_head(path)
+    raw = read_head_tensors(weights)
+    declared = read_head_json(folder / "config.json")
     tensors = {
         name.replace("midlayer.", _LAYER, 1) if name.startswith("midlayer.") else name: t
         for name, t in raw.items()
@@ -98,57 +94,13 @@ def read_head_config(path: Path, target: ModelConfig) -> HeadConfig:
     return open_head(path, target).config
 
 
-def _locate(path: Path) -> tuple[Path, Path]:
-    if path.is_file():
-        if path.suffix == ".gguf":
-            raise InputError(
-                f"{path.name} is a GGUF head, which is not supported",
-                "use the Hugging Face original of the head",
-            )
-        return path.parent, path
-    if not path.is_dir():
-        raise InputError(f"no head at {path}", "check the path, or pass --head none to decode plainly")
-    for name in _WEIGHT_FILES:
-        if (path / name).is_file():
-            return path, path / name
-    raise InputError(f"{path} holds no head weights", f"expected one of {', '.join(_WEIGHT_FILES)}")
-
-
-def _read_tensors(weights: Path) -> dict[str, Tensor]:
-    hint = "the file may be truncated or of another kind: fetch it again"
-    try:
-        if weights.suffix == ".safetensors":
-            return load_file(weights)
-        # weights_only: a pickle from the internet must not run code
-        loaded = torch.load(weights, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
-        raise InputError(
-            f"cannot read the head's weights in {weights}: {str(error).splitlines()[0]}", hint
-        ) from error
-    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise InputError(f"{weights} does not hold a plain table of tensors", hint)
-    return loaded
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"cannot read the head's {path.name} in {path.parent}: {error}", "fetch the head again"
-        ) from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} does not hold an object", "fetch the head again")
-    return content
-
-
 def _check_names(tensors: Mapping[str, Tensor], weights: Path) -> None:
     missing = [name for name in _REQUIRED if name not in tensors]
-    if "fc.bias" in tensors or (
-        missing and "layers.0.hidden_norm.weight" in missing and "fc.weight" in tensors
-    ):
+    fc = tensors.get("fc.weight")
+    two_inputs = (
+        fc is not None and fc.ndim == 2 and fc.shape[1] == 2 * fc.shape[0]
+    )  # one feature, one embedding
+    if "fc.bias" in tensors or (two_inputs and "layers.0.hidden_norm.weight" in missing):
         raise InputError(
             f"{weights.name} looks like an EAGLE-1 or EAGLE-2 head, which is not supported", _NO_HEAD_HINT
         )

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from treeeagle_edge.head import HeadOutput
 from treeeagle_edge.head_checkpoint import HeadCheckpoint
-from treeeagle_edge.kernels.native import bindings
+from treeeagle_edge.kernels.native.head import Head
+from treeeagle_edge.kernels.native.structs import HeadConfig
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.model_config import RopeConfig
@@ -53,9 +54,9 @@ class NativeHead:
         table = RotaryTable(
             RopeConfig(theta=config.rope_theta), config.head_dim, context, torch.device("cpu")
         )
-        self._head = head = bindings.Head(
+        self._head = head = Head(
             target.model,
-            bindings.HeadConfig(
+            HeadConfig(
                 config.hidden_size, config.num_taps * config.target_hidden_size, config.intermediate_size,
                 config.num_heads, config.num_kv_heads, config.head_dim, config.draft_vocab_size, table.cos.shape[0],
                 max_rows, max_scored, config.rms_norm_eps, 0, 0,

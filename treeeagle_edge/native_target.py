@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 
 from treeeagle_edge.checkpoint import Checkpoint
-from treeeagle_edge.kernels.native import bindings
+from treeeagle_edge.kernels.native.model import Model
+from treeeagle_edge.kernels.native.reading import Store, View
+from treeeagle_edge.kernels.native.structs import ModelConfig
+from treeeagle_edge.kernels.native.team import Team
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.rope import RotaryTable
@@ -39,7 +42,7 @@ class NativeTarget:
     dtype = torch.float32
     device = torch.device("cpu")
 
-    def __init__(self, model: bindings.Model, checkpoint: Checkpoint, *, bits: int, context: int) -> None:
+    def __init__(self, model: Model, checkpoint: Checkpoint, *, bits: int, context: int) -> None:
         """`model` is filled and ready."""
         self.config = checkpoint.config
         self.bits = bits
@@ -83,20 +86,20 @@ class NativeTarget:
         return TargetOutput(torch.from_numpy(output.logits), features)
 
 
-def native_view(view: AttentionView) -> bindings.View:
+def native_view(view: AttentionView) -> View:
     """The same view for native code, without copying the slots."""
-    return bindings.View(view.prefix.numpy(), view.rows.numpy(), view.visible.contiguous().numpy())
+    return View(view.prefix.numpy(), view.rows.numpy(), view.visible.contiguous().numpy())
 
 
-def native_store(store: KVStore) -> bindings.Store:
+def native_store(store: KVStore) -> Store:
     """The addresses of a bf16 store."""
     _, slots, kv_heads, _ = store.keys.shape
-    return bindings.Store(store.keys.data_ptr(), store.values.data_ptr(), slots, kv_heads, keep=(store,))
+    return Store(store.keys.data_ptr(), store.values.data_ptr(), slots, kv_heads, keep=(store,))
 
 
 def load_native_target(
     checkpoint: Checkpoint,
-    team: bindings.Team,
+    team: Team,
     *,
     bits: int,
     context: int,
@@ -111,9 +114,9 @@ def load_native_target(
     """
     config = checkpoint.config
     table = RotaryTable(config.rope, config.head_dim, context, torch.device("cpu"))
-    model = bindings.Model(
+    model = Model(
         team,
-        bindings.ModelConfig(
+        ModelConfig(
             config.num_layers, config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
             config.head_dim, config.vocab_size, table.cos.shape[0], max_rows, config.rms_norm_eps,
             config.embedding_scale, config.residual_scale, config.logit_scale,
@@ -143,9 +146,7 @@ def load_native_target(
     return NativeTarget(model, checkpoint, bits=bits, context=context)
 
 
-def _load_matrix(
-    model: bindings.Model, reader: TensorReader, name: str, tensor: str, bits: int, layer: int
-) -> None:
+def _load_matrix(model: Model, reader: TensorReader, name: str, tensor: str, bits: int, layer: int) -> None:
     raw = reader.raw(tensor)
     if raw is not None:
         stored = _STORED.get(raw[0])

@@ -170,7 +170,7 @@ def check_backend(plan: RunPlan) -> Iterator[Check]:
 
 def native_isa() -> str:
     """Name of the instruction set that the native kernels choose here."""
-    from treeeagle_edge.kernels.native.bindings import available_isas
+    from treeeagle_edge.kernels.native.library import available_isas
 
     return available_isas()[0]
 

@@ -8,7 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treeeagle_edge.kernels.native import bindings
+from treeeagle_edge.kernels.native.model import Model
+from treeeagle_edge.kernels.native.reading import Store, View
+from treeeagle_edge.kernels.native.structs import ModelConfig
+from treeeagle_edge.kernels.native.team import Team
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.native_target import native_store, native_view
@@ -21,14 +24,14 @@ _CONTEXT = 64  # positions that each of its rows reads
 
 def native_layer(weight: Tensor, x: Tensor, bits: int) -> Tensor:
     """x [M, k] times weight [n, k], fp32, by the native product at 4 or 8 bits -> [M, n]."""
-    product = bindings.Team(1).matmul(_FORMATS[bits], weight.numpy(), weight.shape[0], x.numpy())
+    product = Team(1).matmul(_FORMATS[bits], weight.numpy(), weight.shape[0], x.numpy())
     return torch.from_numpy(product)
 
 
 def native_attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView) -> Tensor:
     """As `kernels.dispatch.attention` for fp32 inputs, with keys and values rounded to bf16 as a pool holds them."""
     store = KVStore(keys[None].bfloat16(), values[None].bfloat16())
-    out = bindings.Team(1).attention(query.numpy(), native_view(view), native_store(store))
+    out = Team(1).attention(query.numpy(), native_view(view), native_store(store))
     return torch.from_numpy(out)
 
 
@@ -40,10 +43,10 @@ class TimedModel:
         mlp = {"gate": (intermediate, hidden), "up": (intermediate, hidden), "down": (hidden, intermediate)}
         attention = {"q": (BLOCK, hidden), "k": (BLOCK, hidden), "v": (BLOCK, hidden), "o": (hidden, BLOCK)}
         layers = max(1, -(-least_bytes // sum(matrix_bytes(*shape, bits) for shape in mlp.values())))
-        shapes = bindings.ModelConfig(
+        shapes = ModelConfig(
             layers, hidden, intermediate, 1, 1, BLOCK, _VOCABULARY, _CONTEXT + rows, rows, 1e-5, 1.0, 1.0, 1.0
         )
-        self._model = model = bindings.Model(bindings.Team(torch.get_num_threads()), shapes, scored_rows=1)
+        self._model = model = Model(Team(torch.get_num_threads()), shapes, scored_rows=1)
         model.matrix("embedding", "q8", _empty(_VOCABULARY, hidden, 8))
         for layer in range(layers):
             for name, shape in (mlp | attention).items():
@@ -54,12 +57,12 @@ class TimedModel:
         table = np.ones((_CONTEXT + rows, BLOCK // 2), np.float32)
         model.rope(table, table)
         model.ready()
-        self._store = bindings.Store.allocate(layers, _CONTEXT + rows, 1, BLOCK)
+        self._store = Store.allocate(layers, _CONTEXT + rows, 1, BLOCK)
 
     def run(self, rows: int) -> Callable[[], object]:
         """A call that passes `rows` rows through the model."""
         slots = np.arange(_CONTEXT, _CONTEXT + rows)
-        view = bindings.View(np.arange(_CONTEXT), slots)
+        view = View(np.arange(_CONTEXT), slots)
         ids, last = np.zeros(rows, np.int64), np.array([rows - 1])
         return lambda: self._model.forward(ids, slots, slots, view, self._store, logit_rows=last)
 

@@ -165,7 +165,7 @@ def _load_models(
         return target, Head(
             opened, target.embed, slots=slots, context=plan.context, dtype=target.dtype, device=device
         )
-    from treeeagle_edge.kernels.native.bindings import MOST_THREADS, Team
+    from treeeagle_edge.kernels.native.team import MOST_THREADS, Team
     from treeeagle_edge.native_head import NativeHead
     from treeeagle_edge.native_target import load_native_target
 

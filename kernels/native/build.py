@@ -1,4 +1,4 @@
-"""Compile the native kernels into one shared object, with whatever C++ compiler is there; a matter of seconds."""
+"""Compile the native kernels into one shared object, with whatever C++ compiler is there, in seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 COMPILER = "CXX"  # environment: the compiler to use
@@ -44,27 +43,26 @@ class NoCompilerError(RuntimeError):
     """No C++ compiler could be found; PyTorch's own operations serve instead."""
 
 
-@dataclass(frozen=True)
-class BuildError(Exception):
-    """The compiler was there and failed: what was run and what it said."""
+class BuildError(RuntimeError):
+    """The compiler was there and failed: what was run, what it said, and the line of it that says most."""
 
-    command: tuple[str, ...]
-    output: str
-
-    def __str__(self) -> str:
-        return f"{' '.join(self.command)}\n{self.output}"
+    def __init__(self, command: tuple[str, ...], output: str) -> None:
+        super().__init__(f"{' '.join(command)}\n{output}")
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
+        errors = [line for line in lines if "error" in line.lower()]
+        self.reason = (errors or lines or [f"{command[0]} failed without a word"])[0]
 
 
 def find_compiler() -> str:
     """`$CXX`, else g++, clang++ or c++; NoCompilerError when none is there."""
     for name in (os.environ.get(COMPILER, ""), "g++", "clang++", "c++"):
-        if name and shutil.which(name.split()[0]):
+        if name.strip() and shutil.which(name.split()[0]):
             return name
     raise NoCompilerError("no C++ compiler found")
 
 
 def _run(command: tuple[str, ...]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode != 0:
         raise BuildError(command, done.stderr)
     if done.stderr:
@@ -72,7 +70,10 @@ def _run(command: tuple[str, ...]) -> None:
 
 
 def build(output: Path, *, sanitize: bool = False, werror: bool = False) -> Path:
-    """Write the shared object to `output` (replaced at once, so that a running program keeps its copy)."""
+    """Write the shared object to `output`, put there whole or not at all; a program that runs keeps its copy.
+
+    Raises NoCompilerError, BuildError, or OSError where the folder cannot be written.
+    """
     compiler = tuple(find_compiler().split())
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     common = (*FLAGS, *WARNINGS, *(("-DTE_X86",) if x86 else ()), *(SANITIZE if sanitize else ()))
@@ -81,7 +82,7 @@ def build(output: Path, *, sanitize: bool = False, werror: bool = False) -> Path
         common = (*common, "-mcpu=apple-m1")
     sources = [s for s in sorted(SOURCES.glob("*.cpp")) if x86 or s.name not in X86_FLAGS]
     output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=output.parent) as folder:  # beside it: moving there is atomic
         objects = [Path(folder) / (source.stem + ".o") for source in sources]
         commands = [
             (*compiler, *common, *(X86_FLAGS.get(s.name, ()) if x86 else ()), "-c", str(s), "-o", str(o))
@@ -89,7 +90,7 @@ def build(output: Path, *, sanitize: bool = False, werror: bool = False) -> Path
         ]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(_run, commands))
-        fresh = output.with_suffix(f".{os.getpid()}.tmp")
+        fresh = Path(folder) / output.name
         _run((*compiler, *common, "-shared", "-o", str(fresh), *map(str, objects)))
         os.replace(fresh, output)
     return output

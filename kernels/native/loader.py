@@ -1,7 +1,7 @@
 """Finds the native library; builds it once a machine, where a C++ compiler is there.
 
-The sources are part of the package. What they are compiled to lies in the cache, under a digest of sources, flags and
-platform: an update of the package builds anew, and two installations share one build.
+The sources are part of the package. What they are compiled to lies in the cache, under a digest of sources,
+flags and platform: an update of the package builds anew, and two installations share one build.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def library_path() -> Path:
     override = os.environ.get(OVERRIDE)
     if override:
         return Path(override)
-    digest = hashlib.sha256(f"{platform.machine()} {sys.platform} {build.FLAGS} {build.X86_FLAGS}".encode())
+    flags = (*build.FLAGS, build.X86_FLAGS)
+    digest = hashlib.sha256(f"{platform.machine()} {sys.platform} {flags}".encode())
     for source in sorted(build.SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
     return cache_dir() / "native" / digest.hexdigest()[:16] / "libtreeeagle.so"
@@ -41,26 +42,45 @@ def library_path() -> Path:
 
 @functools.cache
 def problem() -> Problem | None:
-    """None where the native library is there and loads, building it if need be; else why not."""
-    path = library_path()
+    """None where the library is there and loads, building it if need be; else why not; never raises."""
+    return _problem_of_files() or _problem_of_loading()
+
+
+def _problem_of_files() -> Problem | None:
+    override = os.environ.get(OVERRIDE)
+    if override:  # somebody's own build: not ours to write
+        if Path(override).is_file():
+            return None
+        return Problem(f"{OVERRIDE} names {override}, where no library is", f"unset {OVERRIDE}")
     try:
+        path = library_path()
         if not path.is_file():
             build.build(path)
     except build.NoCompilerError:
         return Problem(
             "no C++ compiler is installed", "install g++ or clang++ for kernels several times as fast"
         )
-    except (build.BuildError, OSError) as error:
-        first = str(error).splitlines()[0]
+    except build.BuildError as error:
         return Problem(
-            f"the native kernels did not compile: {first}", f"set {build.COMPILER} to another C++ compiler"
+            f"the native kernels did not compile: {error.reason}",
+            f"set {build.COMPILER} to another C++ compiler",
         )
-    from treeeagle_edge.kernels.native import bindings
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+        return Problem(
+            f"the native kernels cannot be kept: {error}", "set TREEEAGLE_CACHE to a folder you can write to"
+        )
+    return None
+
+
+def _problem_of_loading() -> Problem | None:
+    from treeeagle_edge.kernels.native.library import NativeError, library
 
     try:
-        bindings.library()
-    except (OSError, bindings.NativeError) as error:
-        return Problem(f"the native kernels did not load: {error}", f"delete {path} to have them built again")
+        library()
+    except (OSError, NativeError) as error:
+        override = os.environ.get(OVERRIDE)
+        hint = f"unset {OVERRIDE}" if override else f"delete {library_path()} to have them built again"
+        return Problem(f"the native kernels did not load: {error}", hint)
     return None
 
 

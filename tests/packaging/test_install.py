@@ -41,6 +41,7 @@ case "$1 $2" in
     sleep "${STUB_PIP_SLEEPS:-0}"
     case "$*" in *--editable*) cp "$STUB/treeeagle" "$(dirname "$0")/treeeagle" ;; esac ;;
   "-m treeeagle_edge.fetch") exit "${STUB_FETCH:-0}" ;;
+  "-m treeeagle_edge.kernels.native.loader") echo "native kernels: here"; exit "${STUB_NATIVE:-0}" ;;
   "-m pytest") exit "${STUB_EXIT:-0}" ;;
 esac
 """
@@ -128,6 +129,9 @@ def test_alone_it_sets_up_and_says_what_next(place: Place) -> None:
     assert "--index-url" not in torch  # the person's own index is asked first
     assert package.endswith(f"--no-build-isolation --editable {place.root}")
     assert place.calls("treeeagle_edge.fetch")
+    assert place.calls("treeeagle_edge.kernels.native.loader") == [
+        "-P -m treeeagle_edge.kernels.native.loader"
+    ]
 
 
 def test_words_stdin_and_exit_code_pass_through(place: Place) -> None:
@@ -330,6 +334,16 @@ def test_a_person_may_choose_the_python(place: Place) -> None:
     shutil.copy(place.stub / "python3.11", chosen)
     assert place.run(PYTHON=str(chosen)).returncode == 0
     assert (place.root / ".venv" / "bin" / "python").exists()
+
+
+def test_kernels_that_cannot_be_built_stop_nothing(place: Place) -> None:
+    done = place.run("chat", STUB_NATIVE="1")
+    assert (done.returncode, done.stdout) == (0, "<chat>\n")
+    assert "native kernels: here" in done.stderr
+    calls = place.calls("treeeagle_edge.")
+    assert [call.rpartition(".")[2] for call in calls] == ["fetch", "loader"]
+    place.run("chat")
+    assert place.calls("treeeagle_edge.") == calls  # set up once
 
 
 def test_the_exit_code_of_the_demo_models_fetch_passes_through(place: Place) -> None:

@@ -61,6 +61,16 @@ def test_every_source_file_is_in_the_wheel_at_its_import_path(
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"treeeagle_edge"}
 
 
+def test_the_native_kernels_travel_as_sources(wheel: zipfile.ZipFile, repository: Path) -> None:
+    package, sources = "treeeagle_edge/kernels/native", repository / "kernels" / "native" / "src"
+    wanted = {f"{package}/src/{source.name}" for source in sources.iterdir()}
+    assert {f"{package}/src/te.h", f"{package}/src/dispatch.cpp"} <= wanted
+    names = {name for name in wheel.namelist() if name.startswith(f"{package}/")}
+    assert wanted == {name for name in names if name.startswith(f"{package}/src/")}
+    assert {f"{package}/{module}.py" for module in ("__init__", "build", "loader", "library")} <= names
+    assert not [name for name in wheel.namelist() if name.endswith((".so", ".o", ".dylib"))]
+
+
 def test_the_head_and_the_type_marker_travel_along(wheel: zipfile.ZipFile) -> None:
     head = "treeeagle_edge/heads/smollm2-135m-eagle3"
     assert {f"{head}/config.json", f"{head}/model.safetensors", f"{head}/README.md"} <= set(wheel.namelist())

@@ -133,6 +133,7 @@ def change(name: str, value: Tensor | None) -> dict[str, Tensor]:
             r"has shape \(32, 47\), expected \(32, 48\)",
         ),
         (change("fc.bias", torch.zeros(32)), {}, "EAGLE-1 or EAGLE-2"),
+        (change("midlayer.hidden_norm.weight", None), {}, "lacks layers.0.hidden_norm.weight"),
         (change("fc_norm.0.weight", torch.zeros(32)), {}, "does not know: fc_norm.0.weight"),
         (change("embed_tokens.weight", torch.zeros(50, 32)), {}, "50 rows, the target's vocabulary 40"),
         (head_tensors(), {"hidden_size": 99}, "hidden_size 99, its tensors and the target say 32"),
@@ -169,6 +170,9 @@ def test_damaged_and_missing_files(tmp_path: Path) -> None:
         open_head(folder, CONFIG)
     folder = save(tmp_path / "binary", head_tensors(), binary=True)
     (folder / "pytorch_model.bin").write_bytes(b"no archive")
+    with pytest.raises(InputError, match="cannot read the head's weights"):
+        open_head(folder, CONFIG)
+    (folder / "pytorch_model.bin").write_text("root:x:0:0:root:/root:/bin/bash\n")
     with pytest.raises(InputError, match="cannot read the head's weights"):
         open_head(folder, CONFIG)
     folder = save(tmp_path / "config", head_tensors())

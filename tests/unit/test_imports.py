@@ -28,6 +28,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "config_*",
             "checkpoint*",
             "head_checkpoint",
+            "head_files",
         ),
         *("chat_template", "tokenizer*", "generation_defaults", "linear", "rope"),
     ),

@@ -116,7 +116,7 @@ def test_kernels_that_were_chosen_are_used_or_refused(monkeypatch):
 @pytest.mark.parametrize("variant", ["untied", "tied", "biases", "norms"])
 def test_planned_native_weights_are_those_that_are_held(bits, variant):
     """Never less than what a loaded target holds; here, all of it. 1,000 tokens and 96 channels fill no whole tiles."""
-    from treeeagle_edge.kernels.native.bindings import Team
+    from treeeagle_edge.kernels.native.team import Team
     from treeeagle_edge.native_target import load_native_target
 
     shapes = {"hidden_size": 64, "intermediate_size": 96, "num_heads": 3, "num_kv_heads": 1, "head_dim": 32}
@@ -140,7 +140,7 @@ def test_planned_native_demo_model_and_head_are_those_that_are_held(demo_gguf, b
     """The Q4_1 file and the bundled head, weights, rotary tables and KV rows."""
     from treeeagle_edge.checkpoint import open_checkpoint
     from treeeagle_edge.head_checkpoint import open_head
-    from treeeagle_edge.kernels.native.bindings import Team
+    from treeeagle_edge.kernels.native.team import Team
     from treeeagle_edge.models import BUNDLED_HEADS
     from treeeagle_edge.native_head import NativeHead
     from treeeagle_edge.native_target import load_native_target

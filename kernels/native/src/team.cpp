@@ -13,8 +13,17 @@ inline void relax() {
 #endif
 }
 
-// When somebody else has the core, spinning on keeps the thread we wait for from running.
-constexpr int kSpinsBeforeYield = 4096;
+// A few microseconds. On a busy machine two of our threads may share a core: then each further turn keeps the very thread
+// we wait for from running, and a step has hundreds of barriers. Yielding costs little when nobody wants the core.
+constexpr int kSpinsBeforeYield = 128;
+
+// One turn of waiting, the `spins`-th.
+inline void wait_a_little(int spins) {
+  if (spins < kSpinsBeforeYield)
+    relax();
+  else
+    std::this_thread::yield();
+}
 
 }  // namespace
 
@@ -54,12 +63,7 @@ void Team::barrier() {
     passed_.store(round + 1, std::memory_order_release);
     return;
   }
-  for (int spins = 0; passed_.load(std::memory_order_acquire) == round; ++spins) {
-    if (spins < kSpinsBeforeYield)
-      relax();
-    else
-      std::this_thread::yield();
-  }
+  for (int spins = 0; passed_.load(std::memory_order_acquire) == round; ++spins) wait_a_little(spins);
 }
 
 void Team::work(int thread) {
@@ -67,8 +71,8 @@ void Team::work(int thread) {
   for (uint32_t seen = 0;; ++seen) {
     const auto deadline = Clock::now() + std::chrono::microseconds(spin_microseconds_);
     for (int spins = 0; call_.load(std::memory_order_acquire) == seen; ++spins) {
-      relax();
-      if (spins % 256 != 255 || Clock::now() < deadline) continue;
+      wait_a_little(spins);
+      if (spins % 64 != 63 || Clock::now() < deadline) continue;
       sleepers_.fetch_add(1, std::memory_order_seq_cst);
       {
         std::unique_lock<std::mutex> lock(mutex_);

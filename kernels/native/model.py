@@ -1,0 +1,120 @@
+"""A target held by the native library: one call a pass."""
+
+from __future__ import annotations
+
+from ctypes import byref, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from treeeagle_edge.kernels.native.library import NativeError, address, check, library, source_of
+from treeeagle_edge.kernels.native.reading import Store, View
+from treeeagle_edge.kernels.native.structs import FORMATS, MATRICES, VECTORS, ModelConfig, Wanted
+from treeeagle_edge.kernels.native.team import Team
+
+
+@dataclass(frozen=True)
+class Output:
+    """logits [R, V], best [R] (argmax), hidden [R, H] after the final norm, features [M, taps * H].
+
+    Views of buffers that the next pass overwrites.
+    """
+
+    logits: np.ndarray[Any, Any] | None
+    best: np.ndarray[Any, Any] | None
+    hidden: np.ndarray[Any, Any]
+    features: np.ndarray[Any, Any] | None
+
+
+class Model:
+    """A target held by the native library. Fill it with `matrix` and `vector`, then call `ready`.
+
+    A pass hands out views of buffers that the next pass overwrites: nothing is allocated while decoding. At
+    most `scored_rows` rows of a pass can have logits.
+    """
+
+    def __init__(self, team: Team, config: ModelConfig, scored_rows: int = 64) -> None:
+        self.team, self.config = team, config
+        self._logits = np.empty((scored_rows, config.vocabulary), np.float32)
+        self._best = np.empty(scored_rows, np.int64)
+        self._hidden = np.empty((scored_rows, config.hidden), np.float32)
+        self._features = np.empty(0, np.float32)  # grows to the widest choice of taps
+        self.handle = c_void_p()
+        check(library().te_model_create(team.handle, byref(config), byref(self.handle)))
+        self._destroy = library().te_model_destroy
+
+    def __del__(self) -> None:
+        if self.handle:
+            self._destroy(self.handle)
+
+    def matrix(self, name: str, fmt: str, data: np.ndarray[Any, Any], layer: int = 0) -> None:
+        """Set a matrix from fp32 rows or (uint8) GGUF blocks of `fmt`."""
+        source, at, size = source_of(data)
+        check(library().te_model_matrix(self.handle, layer, MATRICES[name], FORMATS[fmt], source, at, size))
+
+    def vector(self, name: str, data: np.ndarray[Any, Any], layer: int = 0) -> None:
+        """Set a norm or a bias, fp32."""
+        check(
+            library().te_model_vector(self.handle, layer, VECTORS[name], address(data, np.float32), data.size)
+        )
+
+    def rope(self, cos: np.ndarray[Any, Any], sin: np.ndarray[Any, Any]) -> None:
+        """Rotary tables [max_positions, head_dim / 2], fp32."""
+        check(
+            library().te_model_rope(self.handle, address(cos, np.float32), address(sin, np.float32), cos.size)
+        )
+
+    def ready(self) -> None:
+        """Check that nothing is missing; passes may follow."""
+        check(library().te_model_ready(self.handle))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights held."""
+        return int(library().te_model_bytes(self.handle))
+
+    def embed(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Raw rows of the embedding, [len(ids), H]."""
+        out = np.empty((len(ids), self.config.hidden), np.float32)
+        check(library().te_model_embed(self.handle, address(ids, np.int64), len(ids), out.ctypes.data))
+        return out
+
+    def forward(
+        self,
+        ids: np.ndarray[Any, Any],
+        positions: np.ndarray[Any, Any],
+        slots: np.ndarray[Any, Any],
+        view: View,
+        store: Store,
+        *,
+        logit_rows: np.ndarray[Any, Any],
+        taps: np.ndarray[Any, Any] | None = None,
+        logits: bool = True,
+        best: bool = False,
+    ) -> Output:
+        """One pass over [M] rows; keys and values are written to `slots` first."""
+        rows, count = len(ids), len(logit_rows)
+        if count > len(self._logits):
+            raise NativeError(f"logits of {count} rows were asked for, there is room for {len(self._logits)}")
+        out = Output(
+            self._logits[:count] if logits else None,
+            self._best[:count] if best else None,
+            self._hidden[:count],
+            self._room_for_features(rows, len(taps)) if taps is not None else None,
+        )
+        wanted = Wanted(
+            address(logit_rows, np.int64), count, address(out.logits, np.float32),
+            address(out.best, np.int64), address(out.hidden, np.float32), address(taps, np.int64),
+            0 if taps is None else len(taps),
+            address(out.features, np.float32),
+        )  # fmt: skip
+        job = view.pass_of(rows, ids, positions, slots)
+        check(library().te_forward(self.handle, byref(job), byref(store.struct), byref(wanted)))
+        return out
+
+    def _room_for_features(self, rows: int, taps: int) -> np.ndarray[Any, Any]:
+        width = taps * int(self.config.hidden)
+        if rows * width > self._features.size:
+            self._features = np.empty(max(rows, int(self.config.max_rows)) * width, np.float32)
+        return self._features[: rows * width].reshape(rows, width)

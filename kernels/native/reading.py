@@ -1,0 +1,62 @@
+"""What the rows of a pass read: slots in reading order, and the store that they are slots of.
+
+Arrays are C-contiguous. Keys and values are bf16; numpy has no such type, so they travel as uint16 or as the
+address of a torch.bfloat16 tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from treeeagle_edge.kernels.native.library import NativeError, address
+from treeeagle_edge.kernels.native.structs import KV, Pass
+
+
+@dataclass(frozen=True)
+class View:
+    """What rows read: `prefix` [T], then `tree` [R] where `visible` [M, R] says so (None: a causal chunk)."""
+
+    prefix: np.ndarray[Any, Any]  # int64
+    tree: np.ndarray[Any, Any]  # int64
+    visible: np.ndarray[Any, Any] | None = None  # bool or uint8
+
+    def pass_of(
+        self,
+        rows: int,
+        ids: np.ndarray[Any, Any] | None = None,
+        positions: np.ndarray[Any, Any] | None = None,
+        slots: np.ndarray[Any, Any] | None = None,
+    ) -> Pass:
+        """The C structure; it borrows the arrays, which must outlive the call."""
+        visible = self.visible
+        if visible is not None:
+            if visible.shape != (rows, len(self.tree)):
+                raise NativeError(f"`visible` is {visible.shape}, not {(rows, len(self.tree))}")
+            visible = visible.view(np.uint8)
+        for name, given in (("ids", ids), ("positions", positions), ("slots", slots)):
+            if given is not None and len(given) != rows:
+                raise NativeError(f"{name} has {len(given)} entries for {rows} rows")
+        return Pass(
+            rows, address(ids, np.int64), address(positions, np.int64), address(slots, np.int64),
+            address(self.prefix, np.int64), len(self.prefix), address(self.tree, np.int64), len(self.tree),
+            address(visible, np.uint8),
+        )  # fmt: skip
+
+
+class Store:
+    """Addresses of keys and values, bf16 [layers, slots, kv_heads, head_dim]; `keep` holds what owns them."""
+
+    def __init__(self, keys: int, values: int, slots: int, kv_heads: int, keep: Sequence[Any] = ()) -> None:
+        self.struct = KV(keys, values, slots)
+        self.kv_heads = kv_heads
+        self._keep = tuple(keep)
+
+    @classmethod
+    def allocate(cls, layers: int, slots: int, kv_heads: int, head_dim: int) -> Store:
+        """A zeroed store of its own (uint16 arrays)."""
+        keys, values = (np.zeros((layers, slots, kv_heads, head_dim), np.uint16) for _ in range(2))
+        return cls(keys.ctypes.data, values.ctypes.data, slots, kv_heads, keep=(keys, values))

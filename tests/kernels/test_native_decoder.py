@@ -1,0 +1,102 @@
+"""The whole decoder in one call: close to numpy; a row's bits are those of plain decoding in any pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from native_toys import DIM, EPS, HEADS, KV, LAYERS, SLOTS, V, causal, needs_native, store, toy
+from numpy_reference import layer_body, project, rms_norm
+
+from treeeagle_edge.kernels.native.reading import View
+
+pytestmark = needs_native
+
+
+@pytest.mark.parametrize("fmt", ["q8", "q4_0", "q4_1"])
+@pytest.mark.parametrize("extras", [False, True])
+def test_close_to_numpy(isa: str, fmt: str, extras: bool) -> None:
+    it = toy(isa, fmt=fmt, extras=extras)
+    m, rng = 20, np.random.default_rng(1)
+    ids = rng.integers(0, V, m)
+    slots = rng.permutation(SLOTS)[:m].astype(np.int64)
+    taps = np.array([0, 1, LAYERS])
+    out = it.model.forward(
+        ids,
+        np.arange(m),
+        slots,
+        View(slots[:0], slots),
+        store(),
+        logit_rows=np.array([m - 1, 0, 5]),
+        taps=taps,
+        best=True,
+    )
+    x, states = it.embedding[ids] * np.float32(it.scales[0]), []
+    lists = [slots[: r + 1].tolist() for r in range(m)]
+    for spec in it.layers:
+        states.append(x)
+        keys, values = (np.zeros((SLOTS, KV, DIM), np.float32) for _ in range(2))
+        entry = rms_norm(x, spec.vectors["attention_norm"], EPS)
+        x = layer_body(
+            spec, entry, x, keys, values, slots, lists, it.cos[:m], it.sin[:m],
+            heads=HEADS, kv_heads=KV, dim=DIM, eps=EPS, residual=it.scales[1],
+        )  # fmt: skip
+    states.append(x)
+    hidden = rms_norm(x[[m - 1, 0, 5]], it.final_norm, EPS)
+    logits = project(hidden * np.float32(it.scales[2]), it.embedding)
+    # an activation at a rounding border may fall to either side: a step of int8 in one of few inputs
+    for got, expected in (
+        (out.hidden, hidden),
+        (out.logits, logits),
+        (out.features, np.concatenate([states[t] for t in taps], 1)),
+    ):
+        assert np.linalg.norm(got - expected) <= 4e-3 * np.linalg.norm(expected)
+    np.testing.assert_array_equal(out.best, out.logits.argmax(1))
+
+
+@pytest.mark.parametrize("fmt", ["q8", "q4_1"])
+def test_prefill_in_any_chunks_on_any_threads(isa: str, fmt: str) -> None:
+    ids = np.random.default_rng(2).integers(0, V, 60)
+    slots = np.random.default_rng(3).permutation(SLOTS)[:60].astype(np.int64)
+    one, three = toy(isa, 1, fmt=fmt, extras=True), toy(isa, 3, fmt=fmt, extras=True)
+    alone = causal(one.model, ids, store(), slots, tuple(range(1, 60)))
+    for cuts in ((), (1,), (7, 8, 31), (59,)):
+        np.testing.assert_array_equal(causal(three.model, ids, store(), slots, cuts), alone)
+
+
+def test_a_tree_gives_the_logits_and_features_of_plain_decoding(isa: str) -> None:
+    it = toy(isa, 2)
+    rng = np.random.default_rng(4)
+    prompt, nodes = 61, 24  # the tree crosses the border of a block of 64 positions
+    slots = rng.permutation(SLOTS).astype(np.int64)
+    ids = rng.integers(0, V, prompt + nodes)
+    parents = [-1, *(int(rng.integers(0, r)) for r in range(1, nodes))]
+    visible = np.eye(nodes, dtype=bool)
+    for r in range(1, nodes):
+        visible[r] |= visible[parents[r]]
+    positions = prompt - 1 + visible.sum(1)
+    shared = store()
+    causal(it.model, ids[:prompt], shared, slots)
+    node_slots = slots[prompt : prompt + nodes]
+    taps = np.array([1, 2])
+    got = it.model.forward(
+        ids[prompt:], positions, node_slots, View(slots[:prompt], node_slots, visible), shared,
+        logit_rows=np.arange(nodes), taps=taps,
+    )  # fmt: skip
+    logits, features = (x.copy() for x in (got.logits, got.features))
+    for r in range(nodes):
+        path = np.flatnonzero(visible[r])
+        text = np.concatenate((ids[:prompt], ids[prompt + path]))
+        fresh, order = store(), np.arange(len(text))
+        causal(it.model, text[:-1], fresh, order, tuple(range(50, len(text) - 1, 3)))
+        last = order[-1:]
+        plain = it.model.forward(
+            text[-1:],
+            last,
+            last,
+            View(order[:-1], last),
+            fresh,
+            logit_rows=np.zeros(1, np.int64),
+            taps=taps,
+        )
+        np.testing.assert_array_equal(logits[r], plain.logits[0])
+        np.testing.assert_array_equal(features[r], plain.features[0])

@@ -1,0 +1,191 @@
+"""Building and finding the native library: what is said where it cannot be had, and what is left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from treeeagle_edge.kernels.native import build, loader
+from treeeagle_edge.kernels.native.library import library
+from treeeagle_edge.kernels.native.loader import Problem, problem
+
+EMPTY_LIBRARY = 'extern "C" long te_version(void) { return 0; }\n'
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache of this test's own, and nothing remembered of the real library."""
+    monkeypatch.setenv("TREEEAGLE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(loader.OVERRIDE, raising=False)
+    monkeypatch.delenv(build.COMPILER, raising=False)
+    problem.cache_clear()
+    library.cache_clear()
+    yield tmp_path / "cache"
+    problem.cache_clear()
+    library.cache_clear()
+
+
+@pytest.fixture
+def one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Sources of one file that compile at once; they are no kernels."""
+    folder = tmp_path / "src"
+    folder.mkdir()
+    (folder / "only.cpp").write_text(EMPTY_LIBRARY)
+    monkeypatch.setattr(build, "SOURCES", folder)
+    return folder
+
+
+def compiler(path: Path, script: str) -> str:
+    """A stand-in for a compiler."""
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def needs_compiler() -> None:
+    try:
+        build.find_compiler()
+    except build.NoCompilerError:
+        pytest.skip("no C++ compiler")
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if not path.is_dir()]
+
+
+def test_without_a_compiler_the_hint_names_some(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    for chosen in ("", "   ", "no-such-compiler -O3"):
+        monkeypatch.setenv(build.COMPILER, chosen)
+        problem.cache_clear()
+        found = problem()
+        assert found is not None
+        assert found.reason == "no C++ compiler is installed"
+        assert "g++" in found.hint and "clang++" in found.hint
+    assert files(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo 'In function' >&2; echo 'a.cpp:1:2: error: no such thing' >&2; exit 1", "error: no such thing"),
+        ("exit 1", "failed without a word"),
+        ("printf '\\377\\376 error' >&2; exit 1", "error"),
+    ],
+    ids=["says-why", "silent", "not-utf8"],
+)  # fmt: skip
+def test_a_broken_compiler_is_a_sentence_and_leaves_nothing(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+) -> None:
+    monkeypatch.setenv(build.COMPILER, compiler(tmp_path / "cc", script))
+    found = problem()
+    assert found is not None
+    assert found.reason.startswith("the native kernels did not compile: ")
+    assert words in found.reason
+    assert len(found.reason.splitlines()) == 1
+    assert build.COMPILER in found.hint
+    assert files(cache) == []
+
+
+def test_a_linker_that_stops_half_way_leaves_nothing(
+    cache: Path, tmp_path: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = 'case "$*" in *-shared*) while [ "$1" != -o ]; do shift; done; echo half > "$2"; exit 1;; esac'
+    monkeypatch.setenv(build.COMPILER, compiler(tmp_path / "cc", half))
+    assert problem() is not None
+    assert files(cache) == []
+
+
+def test_a_cache_that_cannot_be_written(cache: Path, one_file: Path) -> None:
+    cache.write_text("a file where the folder should be")
+    found = problem()
+    assert found is not None
+    if found.reason != "no C++ compiler is installed":
+        assert found.reason.startswith("the native kernels cannot be kept: ")
+        assert "TREEEAGLE_CACHE" in found.hint
+
+
+def test_a_library_of_another_version_is_not_used(cache: Path, one_file: Path) -> None:
+    needs_compiler()
+    found = problem()
+    assert found is not None
+    assert found.reason.startswith("the native kernels did not load: ")
+    assert str(loader.library_path()) in found.hint
+
+
+def test_a_damaged_library_is_a_sentence(cache: Path, one_file: Path) -> None:
+    path = loader.library_path()
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"not a library")
+    found = problem()
+    assert found is not None
+    assert found.reason.startswith("the native kernels did not load: ")
+    assert "delete" in found.hint
+
+
+def test_the_override_is_used_as_it_is(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "own.so"
+    monkeypatch.setenv(loader.OVERRIDE, str(own))
+    assert loader.library_path() == own
+    missing = problem()
+    assert missing == Problem(
+        f"{loader.OVERRIDE} names {own}, where no library is", f"unset {loader.OVERRIDE}"
+    )
+    assert not own.exists()
+    own.write_bytes(b"not a library")
+    problem.cache_clear()
+    damaged = problem()
+    assert damaged is not None
+    assert damaged.hint == f"unset {loader.OVERRIDE}"
+    assert files(cache) == []
+
+
+def test_the_path_follows_sources_and_flags(
+    cache: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = loader.library_path()
+    assert before == loader.library_path()
+    assert cache in before.parents
+    (one_file / "only.cpp").write_text(EMPTY_LIBRARY + "// changed\n")
+    changed = loader.library_path()
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
+    assert len({before, changed, loader.library_path()}) == 3
+
+
+def build_from(sources: Path, output: Path) -> None:
+    """What each process of the next test does."""
+    build.SOURCES = sources
+    for _ in range(3):
+        build.build(output)
+
+
+def test_processes_that_build_at_once_do_not_collide(cache: Path, one_file: Path) -> None:
+    needs_compiler()
+    output = cache / "lib.so"
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    processes = [context.Process(target=build_from, args=(one_file, output)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert files(cache) == [output]
+    assert output.read_bytes()[:4] in (b"\x7fELF", b"\xcf\xfa\xed\xfe")
+
+
+def test_building_by_hand_talks_on_stderr_and_never_fails(tmp_path: Path) -> None:
+    environment = {**os.environ, "TREEEAGLE_CACHE": str(tmp_path), "PATH": str(tmp_path), build.COMPILER: ""}
+    environment.pop(loader.OVERRIDE, None)
+    command = [sys.executable, "-P", "-m", "treeeagle_edge.kernels.native.loader"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("no C++ compiler is installed; install g++")

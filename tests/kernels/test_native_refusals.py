@@ -1,0 +1,169 @@
+"""Bad shapes, slots, pointers and names are Python exceptions that say what is wrong."""
+
+from __future__ import annotations
+
+from ctypes import byref, c_void_p
+from typing import Any
+
+import numpy as np
+import pytest
+from native_toys import DIM, HEAD_HEADS, KV, SLOTS, TAPS, VD, H, V, needs_native, store, toy, toy_head
+
+from treeeagle_edge.kernels.native.library import NativeError, available_isas, check, library
+from treeeagle_edge.kernels.native.model import Model
+from treeeagle_edge.kernels.native.reading import Store, View
+from treeeagle_edge.kernels.native.structs import ModelConfig, Wanted
+from treeeagle_edge.kernels.native.team import Team
+
+pytestmark = needs_native
+
+GOOD: dict[str, Any] = {
+    "ids": np.array([1, 2]), "positions": np.array([0, 1]), "slots": np.array([3, 4]),
+    "prefix": np.zeros(0, np.int64), "tree": np.array([3, 4]), "visible": None, "logit_rows": np.array([1]),
+    "taps": np.array([0, 1, 2]),
+}  # fmt: skip
+
+
+def run(model: Model, **changed: Any) -> None:
+    it = {**GOOD, **changed}
+    model.forward(
+        it["ids"], it["positions"], it["slots"], View(it["prefix"], it["tree"], it["visible"]),
+        store(), logit_rows=it["logit_rows"], taps=it["taps"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"ids": np.array([1, V])}, r"ids\[1\] is 77, outside 0\.\.76"),
+        ({"ids": np.array([-1, 0])}, r"ids\[0\] is -1"),
+        ({"positions": np.array([0, SLOTS])}, r"positions\[1\]"),
+        ({"slots": np.array([0, SLOTS])}, r"slots\[1\]"),
+        ({"prefix": np.array([SLOTS])}, r"prefix\[0\]"),
+        ({"tree": np.array([3, -4])}, r"tree\[1\]"),
+        ({"tree": np.array([3])}, "tree_count"),
+        ({"visible": np.array([[1, 0], [0, 0]], bool)}, "row 1 reads nothing"),
+        ({"visible": np.ones((1, 2), bool)}, "visible"),
+        ({"logit_rows": np.array([2])}, r"logit_rows\[0\]"),
+        ({"taps": np.array([9])}, r"taps\[0\] is 9, outside 0\.\.3"),
+        ({"ids": np.array([1, 2], np.int32)}, "int64"),
+        ({"ids": np.arange(4)[::2]}, "contiguous"),
+        ({"ids": np.array([1])}, "rows"),
+    ],
+)
+def test_a_bad_pass_is_refused(changed: dict[str, Any], words: str) -> None:
+    model = toy(available_isas()[0]).model
+    run(model)
+    if "ids" in changed and len(changed["ids"]) == 1:
+        changed = {**changed, "positions": np.array([0, 1])}
+    with pytest.raises(NativeError, match=words):
+        run(model, **changed)
+    run(model)  # and the model is still whole
+
+
+def test_too_many_rows() -> None:
+    model = toy(available_isas()[0]).model
+    many = np.zeros(65, np.int64)
+    with pytest.raises(NativeError, match=r"rows is 65, outside 1\.\.64"):
+        run(model, ids=many, positions=many, slots=many, tree=many)
+
+
+def test_unknown_instruction_set_names_those_there() -> None:
+    with pytest.raises(NativeError, match="portable"):
+        Team(1, "sse9")
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1000])
+def test_thread_count(threads: int) -> None:
+    with pytest.raises(NativeError, match=r"threads is .*, outside 1\.\.256"):
+        Team(threads)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("hidden", 100, "hidden"),
+        ("head_dim", 48, "head_dim"),
+        ("kv_heads", 3, "kv_heads"),
+        ("layers", 0, "layers"),
+    ],
+)
+def test_impossible_shapes(field: str, value: int, words: str) -> None:
+    config = ModelConfig(2, 96, 160, 4, 2, 32, 77, 16, 16, 1e-5, 1, 1, 1)
+    setattr(config, field, value)
+    with pytest.raises(NativeError, match=words):
+        Model(Team(1), config)
+
+
+def test_weights_of_the_wrong_size_or_value() -> None:
+    model = toy(available_isas()[0]).model
+    with pytest.raises(NativeError, match="takes 49152 bytes"):
+        model.matrix("q", "q8", np.zeros((4, H), np.float32))
+    with pytest.raises(NativeError, match="takes 7680 bytes, not 12"):
+        model.matrix("q", "q4_1", np.zeros(12, np.uint8))
+    bad = np.zeros((128, H), np.float32)
+    bad[3, 4] = np.nan
+    with pytest.raises(NativeError, match="finite"):
+        model.matrix("q", "q8", bad)
+    with pytest.raises(NativeError, match="layer is 3"):
+        model.vector("mlp_norm", np.zeros(H, np.float32), 3)
+
+
+def test_an_unfinished_model_is_refused() -> None:
+    config = ModelConfig(2, 96, 160, 4, KV, 32, 77, 16, 16, 1e-5, 1, 1, 1)
+    model = Model(Team(1), config)
+    with pytest.raises(NativeError, match="layer 0 lacks"):
+        model.ready()
+    with pytest.raises(NativeError, match="not ready"):
+        run(model)
+
+
+def test_misaligned_memory_is_refused() -> None:
+    model = toy(available_isas()[0]).model
+    raw = np.zeros(33, np.uint8)
+    ids = raw[1:17].view(np.int64) if raw.ctypes.data % 8 == 0 else raw[:16].view(np.int64)
+    with pytest.raises(NativeError, match="aligned"):
+        run(model, ids=ids)
+
+
+@pytest.mark.parametrize("missing", ["ids", "positions", "slots", "keys", "values"])
+def test_null_pointers_are_refused(missing: str) -> None:
+    model, at = toy(available_isas()[0]).model, store()
+    job = View(GOOD["prefix"], GOOD["tree"]).pass_of(2, GOOD["ids"], GOOD["positions"], GOOD["slots"])
+    setattr(at.struct if missing in ("keys", "values") else job, missing, None)
+    with pytest.raises(NativeError, match=f"{missing} is null"):
+        check(library().te_forward(model.handle, byref(job), byref(at.struct), byref(Wanted())))
+
+
+def test_handles_and_configurations_that_are_null_are_refused() -> None:
+    lib, out = library(), c_void_p()
+    with pytest.raises(NativeError, match="null"):
+        check(lib.te_forward(None, None, None, None))
+    with pytest.raises(NativeError, match="null"):
+        check(lib.te_model_create(Team(1).handle, None, byref(out)))
+    with pytest.raises(NativeError, match="null"):
+        check(lib.te_head_create(None, None, byref(out)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"features": np.zeros((1, TAPS * H - 1), np.float32)}, "shape"),
+        ({"scored_rows": np.array([1])}, r"scored_rows\[0\]"),
+        ({"top": VD + 1}, "top"),
+        ({"top": 0}, "top"),
+        ({"slots": np.array([SLOTS])}, r"slots\[0\]"),
+    ],
+)
+def test_a_bad_draft_pass_is_refused(changed: dict[str, Any], words: str) -> None:
+    head = toy_head(available_isas()[0]).head
+    good: dict[str, Any] = {
+        "slots": np.array([0]), "features": np.zeros((1, TAPS * H), np.float32),
+        "scored_rows": np.array([0]), "top": 2,
+    }  # fmt: skip
+    it = {**good, **changed}
+    slots = it.pop("slots")
+    at, view = Store.allocate(1, SLOTS, HEAD_HEADS, DIM), View(np.zeros(0, np.int64), np.array([0]))
+    head.step(np.array([1]), np.array([0]), good["slots"], view, at, **{k: good[k] for k in it})
+    with pytest.raises(NativeError, match=words):
+        head.step(np.array([1]), np.array([0]), slots, view, at, **it)
