@@ -11,6 +11,7 @@ from typing import Any
 
 from treeeagle_edge.bench_samples import PLAIN, TREE, BenchRun, Divergence, Sample
 from treeeagle_edge.bench_stats import BenchRow, Figure, bench_row, repetition_speeds, scenario_rows
+from treeeagle_edge.rounds import TreeShape
 
 SCHEMA = "treeeagle-bench/1"
 _MARGIN_OF_A_TIE = 0.25  # logits: two steps of a bf16 number between 16 and 32, where the largest logits lie
@@ -167,7 +168,7 @@ def _heading(document: Document) -> str:
     head = f"head {chosen['head']}" if chosen.get("head") else "no head"
     parts = [str(chosen["model"]), f"{chosen['bits']}-bit", head, str(environment["device"])]
     if chosen.get("tree"):
-        parts.append("tree {nodes} nodes, depth {depth}, branching {branching}".format(**chosen["tree"]))
+        parts.append(f"tree {TreeShape(**chosen['tree']).label}")
     parts.append(f"{chosen['max_tokens']} tokens x {chosen['repetitions']}")
     return " · ".join(parts)
 

@@ -252,7 +252,9 @@ class _Run:
             held = head_bytes(head, bits, native=self.threads > 0) + rotary_bytes(head, context)
             note = f"{head.draft_vocab_size:,} draft tokens"
             lines.append(PlanLine(f"head ({self._head_kind()})", held, note))
-        tail = f"context {context:,}" + (f" and a tree of {tree.nodes} nodes" if tree is not None else "")
+        tail = f"context {context:,}"
+        if tree is not None:
+            tail += f" and a tree of {'at most ' if tree.adaptive else ''}{tree.nodes} nodes"
         lines.append(PlanLine(f"KV, {slots:,} slots", pool_bytes(model, head, bits, slots), tail))
         lines.append(PlanLine("workspace", self._workspace(slots), f"chunks of {PREFILL_CHUNK} rows"))
         system = "desktop and driver" if self.device.startswith("cuda") else "the program and the desktop"

@@ -129,7 +129,7 @@ def measure_verify_cost(plan: RunPlan, device: torch.device) -> float | None:
     """
     if plan.tree is None:
         return None
-    rows = plan.tree.nodes + 1
+    rows = plan.tree.typical.nodes + 1
     one, many = _native_calls(plan, rows) if plan.backend.native else _torch_calls(plan, rows, device)
     single = tree = float("inf")
     for _ in range(_VERIFY_REPEATS):  # interleaved, so that a busy moment meets both

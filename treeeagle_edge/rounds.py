@@ -8,6 +8,7 @@ from treeeagle_edge.errors import UsageError
 from treeeagle_edge.tree import DraftTree
 
 MAX_BRANCHING = 64
+_TYPICAL_NODES, _TYPICAL_DEPTH = 6, 3
 _ADAPTIVE_NODES = 32  # the most a round may draft where its size is measured: beyond, no CPU or card gains
 
 
@@ -29,6 +30,21 @@ class TreeShape:
             value = getattr(self, name)
             if not 1 <= value <= high:
                 raise UsageError(f"{name} is {value}, which is out of range", f"use 1 to {high}")
+
+    @property
+    def label(self) -> str:
+        """In words, for headers and tables."""
+        if self.adaptive:
+            return f"chosen each round: at most {self.nodes} nodes, depth {self.depth}, branching {self.branching}"
+        return f"{self.nodes} nodes, depth {self.depth}, branching {self.branching}"
+
+    @property
+    def typical(self) -> TreeShape:
+        """What a round drafts as a rule, for estimates. An adaptive tree had 3 to 8 nodes where it was measured."""
+        if not self.adaptive:
+            return self
+        nodes, depth = min(_TYPICAL_NODES, self.nodes), min(_TYPICAL_DEPTH, self.depth)
+        return TreeShape(depth, self.branching, nodes)
 
 
 def tree_shape(depth: int, branching: int, nodes: int) -> TreeShape:

@@ -253,9 +253,11 @@ def _head_shapes(name: str, target: ModelConfig) -> HeadConfig | None:
             )
     folder = _local_head(name)
     if folder is None:
+        if not is_repository(name):
+            resolve_head(name, "")  # says that no head has this name, and which is near
         raise InputError(
             f"the head {name} is not on this machine, so its shapes are not known",
-            "fetch it first, or pass --head none to plan without one",
+            f"fetch it first: hf download {name}; --head none does without one",
         )
     from treeeagle_edge.head_checkpoint import read_head_config
 

@@ -16,12 +16,11 @@ _KERNEL_SHARE = (0.60, 0.75)
 _LAYER_OVERHEAD = {"cpu": (150e-6, 300e-6), "cuda": (10e-6, 60e-6), "native": (10e-6, 50e-6)}
 # Tokens a round (accepted + 1) of a healthy EAGLE-3 head on chat, low and high.
 _TOKENS_PER_ROUND = (2.0, 3.0)
-_NATIVE_COST = ((1, 1.0), (2, 1.05), (4, 1.06), (8, 1.15), (12, 1.3), (16, 1.4), (24, 1.85), (32, 2.2))
 # Cost of a pass over M rows against one row, by kernels and bits: (rows, ratio), measured; between them interpolated.
 # "cpu" and "cuda" are PyTorch's.
 _VERIFY_COST = {
-    ("native", 4): _NATIVE_COST,
-    ("native", 8): _NATIVE_COST,
+    ("native", 4): ((1, 1.0), (4, 1.0), (8, 1.36), (12, 1.84), (16, 2.4), (32, 4.6)),
+    ("native", 8): ((1, 1.0), (4, 1.0), (8, 1.12), (12, 1.4), (16, 1.8), (32, 3.4)),
     ("cpu", 4): ((1, 1.0), (2, 1.05), (8, 1.6), (16, 2.4), (64, 9.0)),
     ("cpu", 8): ((1, 1.0), (2, 1.3), (4, 1.8), (8, 3.5), (16, 6.8), (64, 27.0)),
     ("cpu", 16): ((1, 1.0), (4, 1.0), (8, 1.2), (16, 2.2), (32, 2.2), (64, 3.4)),
@@ -50,7 +49,8 @@ def estimate_speed(plan: RunPlan, bandwidth: float, *, verify_cost: float | None
     """
     native = plan.backend.native
     kind = "native" if native else plan.device.partition(":")[0]
-    model, head, tree = plan.model.config, plan.model.head, plan.tree
+    model, head = plan.model.config, plan.model.head
+    tree = plan.tree.typical if plan.tree is not None else None
     nbytes = step_bytes(model, plan.bits, plan.device, native=native)
     ideal = nbytes / (bandwidth * 1e9)
     real = ideal + min(_TYPICAL_CONTEXT, plan.context) * slot_bytes(model, None, plan.bits) / (

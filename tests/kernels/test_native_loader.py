@@ -77,7 +77,7 @@ def test_without_a_compiler_the_hint_names_some(
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("echo 'In function' >&2; echo 'a.cpp:1:2: error: no such thing' >&2; exit 1", "error: no such thing"),
+        ("echo note >&2; echo 'a.cpp:1:2: error: no such thing' >&2; exit 1", "error: no such thing"),
         ("exit 1", "failed without a word"),
         ("printf '\\377\\376 error' >&2; exit 1", "error"),
     ],

@@ -155,11 +155,13 @@ class Conversation:
         raise AssertionError("a session ends with an answer")
 
     def _show_stats(self, answer: Answer) -> None:
+        sampled = self.params().temperature > 0
         line = stats_line(
             answer,
             context_used=self.session.context_used,
             context=self.runtime.context,
             memory=resident_bytes(),
+            seed=answer.seed if sampled and self.choices.seed is None else None,
         )
         say(line, style="dim")
         advice = None if self.advised else speculation_advice(self.session.totals)
@@ -174,7 +176,7 @@ def sampling_defaults(generation: GenerationDefaults, stop_ids: frozenset[int]) 
         temperature=TEMPERATURE if generation.temperature is None else generation.temperature,
         top_p=TOP_P if generation.top_p is None else generation.top_p,
         top_k=generation.top_k or 0,
-        seed=secrets.randbits(63),
+        seed=secrets.randbits(32),  # short enough to type again
         stop_ids=stop_ids | generation.stop_ids,
     )
 

@@ -173,7 +173,7 @@ def _read(conversation: Conversation, argument: str) -> None:
 def _info(conversation: Conversation, _argument: str) -> None:
     runtime, session = conversation.runtime, conversation.session
     tree = conversation.tree or runtime.tree
-    shape = f"depth {tree.depth}, branching {tree.branching}, nodes {tree.nodes}" if tree else "none"
+    shape = tree.label if tree else "none"
     rows = [
         ("model", f"{runtime.model_name}, {runtime.bits}-bit"),
         ("head", runtime.head_name or "none: decoding plainly"),

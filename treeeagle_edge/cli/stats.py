@@ -15,8 +15,13 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def stats_line(answer: Answer, *, context_used: int, context: int, memory: int) -> str:
-    """One line: tokens, speed, tokens a round, time to the first token, context, memory (bytes), and how it ended."""
+def stats_line(
+    answer: Answer, *, context_used: int, context: int, memory: int, seed: int | None = None
+) -> str:
+    """One line: tokens, speed, tokens a round, time to the first token, context, memory (bytes), and how it ended.
+
+    `seed` is named where it was drawn, so that the answer can be had again.
+    """
     count = answer.completion_tokens
     parts = [f"{count:,} token{'' if count == 1 else 's'}", f"{_speed(answer.tokens_per_second)} tok/s"]
     if answer.speculation.rounds:
@@ -30,9 +35,12 @@ def stats_line(answer: Answer, *, context_used: int, context: int, memory: int) 
         f"memory {memory / GB:.2f} GB",
     ]
     if answer.finish_reason == "length":
-        parts.append("cut at the length limit")
+        full = context_used >= context
+        parts.append("the context is full: /clear, or a larger --context" if full else "cut at --max-tokens")
     elif answer.finish_reason == "interrupt":
         parts.append("interrupted")
+    if seed is not None:
+        parts.append(f"seed {seed}")
     return "  " + " · ".join(parts)
 
 
