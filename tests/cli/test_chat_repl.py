@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -39,6 +40,9 @@ class Typed:
         if isinstance(entry, type):
             raise entry
         return entry() if callable(entry) else entry
+
+    def busy(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
 @pytest.fixture

@@ -148,6 +148,21 @@ def test_ctrl_c_stops_the_reply_only(term):
     assert (turns[0].answer or "").startswith("word word word")
 
 
+def test_a_message_typed_during_an_answer_is_sent_after_it():
+    """Enter typed ahead stays Enter, and nothing that is typed shows up inside the answer."""
+    terminal = Terminal("chat", TERM="xterm", ANSWERS=f'["{"word " * 60}end", "second answer"]', PAUSE="0.02")
+    terminal.prompt()
+    terminal.send("hello\r")
+    terminal.expect("word word")
+    terminal.send("typed ahead\r")
+    assert "typed" not in terminal.expect("word.*end")
+    terminal.expect("second answer")
+    terminal.prompt()
+    terminal.send("\x04")
+    assert terminal.leave() == 0
+    assert [turn.user for turn in load_session(last_session_path()).turns] == ["hello", "typed ahead"]
+
+
 def test_ctrl_c_twice_while_answering():
     """Expectations row 35: twice within a second leaves with 130."""
     terminal = Terminal("chat", TERM="xterm", ANSWERS=f'["{"word " * 300}"]', PAUSE="0.3")

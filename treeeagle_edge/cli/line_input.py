@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from treeeagle_edge.cli.set_command import NAMES
@@ -28,6 +30,9 @@ class LineInput(Protocol):
     def read(self, prompt: str) -> str:
         """One entry. Raises EOFError for Ctrl-D on an empty line and KeyboardInterrupt for Ctrl-C."""
 
+    def busy(self) -> AbstractContextManager[None]:
+        """While this lasts the program answers, and keys are kept for the next entry."""
+
 
 class PlainInput:
     """`input()`: for terminals that cannot place a cursor."""
@@ -35,6 +40,10 @@ class PlainInput:
     def read(self, prompt: str) -> str:
         """One line."""
         return input(prompt)
+
+    def busy(self) -> AbstractContextManager[None]:
+        """Nothing to do: the terminal keeps whole lines itself."""
+        return contextlib.nullcontext()
 
 
 class EditorInput:
@@ -56,6 +65,27 @@ class EditorInput:
     def read(self, prompt: str) -> str:
         """One entry, which may have several lines."""
         return self._session.prompt(prompt)
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """Keep keys as they were pressed: a terminal in its ordinary mode would turn Enter into Ctrl-J, which adds a
+        line to the next entry instead of sending it, and would echo keys into the answer. Ctrl-C still interrupts.
+        """
+        if sys.platform == "win32" or not sys.stdin.isatty():
+            yield
+            return
+        import termios
+
+        terminal = sys.stdin.fileno()
+        before = termios.tcgetattr(terminal)
+        quiet = termios.tcgetattr(terminal)
+        quiet[0] &= ~termios.ICRNL
+        quiet[3] &= ~(termios.ECHO | termios.ICANON)
+        termios.tcsetattr(terminal, termios.TCSANOW, quiet)
+        try:
+            yield
+        finally:
+            termios.tcsetattr(terminal, termios.TCSANOW, before)
 
 
 def read_message(source: LineInput) -> str:

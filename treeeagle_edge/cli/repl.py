@@ -20,7 +20,9 @@ def run_repl(conversation: Conversation, source: LineInput) -> int:
     hinted = False
     while True:
         try:
-            take(conversation, read_message(source))
+            message = read_message(source)
+            with source.busy():
+                take(conversation, message)
         except (EOFError, LeaveChat):
             return EXIT_OK
         except TreeEagleError as error:
