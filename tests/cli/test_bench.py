@@ -288,7 +288,7 @@ def test_the_demo_model_gives_the_same_text_in_both_arms(
 ):
     code = run(
         "--model", str(demo_gguf), "--head", "smollm2-135m-eagle3", "--bits", "32", "--context", "1024",
-        "--prompts", str(questions), "--max-tokens", "24", "--repetitions", "1", "--strict", "-o", "json",
+        "--prompts", str(questions), "--max-tokens", "24", "--repetitions", "1", "--strict", "-o", "json", "--nodes", "7",
     )  # fmt: skip
     out, err = capsys.readouterr()
     assert code == 0, err
@@ -296,7 +296,7 @@ def test_the_demo_model_gives_the_same_text_in_both_arms(
     summary = document["summary"]
     assert summary["parity"] == "same"
     assert summary["tokens_per_round"] > 1.2  # the head is the demo model's own
-    assert 0 < summary["accepted_pct"] <= 100  # a tree of one level that is always right has 100
+    assert 0 < summary["accepted_pct"] < 100
     for item in summary["samples"]:
         if item["arm"] == "plain":
             assert item["rounds"] == len(item["token_ids"]) - 1

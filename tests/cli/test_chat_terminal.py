@@ -94,6 +94,9 @@ class Terminal:
 
 
 def _take_terminal() -> None:
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # a shell's background jobs ignore it, and children inherit that
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
@@ -314,6 +317,7 @@ def test_the_program_in_a_pipe():
 def test_ctrl_c_while_loading_is_quiet():
     code = (
         "import sys, types, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # may be ignored where tests run in the background
         "fake = types.ModuleType('treeeagle_edge.runtime')\n"
         "fake.load_runtime = lambda *a, **k: signal.raise_signal(signal.SIGINT)\n"
         "sys.modules['treeeagle_edge.runtime'] = fake\n"

@@ -27,7 +27,7 @@ def runtime(demo_gguf: Path) -> Runtime:
             context=2048,
             depth=4,
             branching=3,
-            nodes=15,
+            nodes=7,
             threads=2,
         )
     )
@@ -54,12 +54,12 @@ def text(engine: Engine, prompt: list[int], params: SamplingParams, speculate: b
 @pytest.mark.parametrize(
     ("tokens", "make"),
     [
-        (20, lambda seed: SamplingParams(max_tokens=20)),
-        (12, lambda seed: SamplingParams(max_tokens=12, temperature=0.8, top_p=0.95, seed=seed)),
+        (14, lambda seed: SamplingParams(max_tokens=14)),
+        (8, lambda seed: SamplingParams(max_tokens=8, temperature=0.8, top_p=0.95, seed=seed)),
         (
-            12,
+            8,
             lambda seed: SamplingParams(
-                max_tokens=12, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.5
+                max_tokens=8, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.5
             ),
         ),
     ],
@@ -86,7 +86,7 @@ def test_a_random_head_gives_the_same_text(
     generator = torch.Generator().manual_seed(0)
     monkeypatch.setattr(head, "_lm_head", torch.randn(head._lm_head.shape, generator=generator))
     runtime.engine.reset()
-    params = SamplingParams(max_tokens=8)
+    params = SamplingParams(max_tokens=5)
     rounds = drafted = 0
     for prompt in prompts:
         settled = list(runtime.engine.generate(prompt, params))
