@@ -288,7 +288,8 @@ def test_the_demo_model_gives_the_same_text_in_both_arms(
 ):
     code = run(
         "--model", str(demo_gguf), "--head", "smollm2-135m-eagle3", "--bits", "32", "--context", "1024",
-        "--prompts", str(questions), "--max-tokens", "24", "--repetitions", "1", "--strict", "-o", "json", "--nodes", "7",
+        "--prompts", str(questions), "--max-tokens", "24", "--repetitions", "1", "--strict", "-o", "json",
+            "--nodes", "7",
     )  # fmt: skip
     out, err = capsys.readouterr()
     assert code == 0, err
