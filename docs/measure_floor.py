@@ -1,6 +1,6 @@
 """The speed floor, measured in one run: transformers in fp32, our plain decoding, our tree decoding.
 
-python docs/measure_floor.py [--bits 16] [--tokens 64] [--threads 2] [-o floor.json]
+python docs/measure_floor.py [--bits 8] [--tokens 64] [--threads 2] [-o floor.json]
 
 All three answer each built-in prompt of the bench greedily, one after the other, in an order that turns round
 with every prompt. Speed is tokens after the first by seconds after the first, so no arm pays for its prefill. The
@@ -159,7 +159,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="smollm2-135m", help="name, directory or .gguf file")
-    parser.add_argument("--bits", type=int, default=16, choices=(4, 8, 16, 32), help="of our two arms")
+    parser.add_argument("--bits", type=int, default=8, choices=(4, 8, 16, 32), help="of our two arms")
     parser.add_argument("--tokens", type=int, default=64, help="longest answer")
     parser.add_argument("--threads", type=int, default=2, help="of all three arms")
     parser.add_argument("--per-scenario", type=int, default=4, help="prompts of each of the five scenarios")
