@@ -84,7 +84,10 @@ def _parse_line(line: str, where: str, default_name: str, turns: str) -> BenchPr
         or not all(isinstance(turn, str) and turn.strip() for turn in said)
     ):
         raise InputError(f'{where}: "turns" is not a list of texts with at least one', FORMAT_HINT)
-    scenario, name = entry.get("category", "custom"), entry.get("question_id", default_name)
+    scenario, name = (
+        entry.get("category") or "custom",
+        entry.get("question_id", default_name),
+    )  # some files leave it ""
     if not isinstance(scenario, str) or not scenario.strip():
         raise InputError(f'{where}: "category" is not a text', FORMAT_HINT)
     return BenchPrompt(

@@ -93,3 +93,11 @@ def test_a_file_without_prompts_is_refused(tmp_path: Path, content: bytes | None
         path.write_bytes(content)
     with pytest.raises(InputError, match=message):
         read_prompts(path)
+
+
+@pytest.mark.parametrize("category", ["", None])
+def test_an_empty_category_is_none_at_all(tmp_path, category):
+    """Public question files leave it empty; that is no reason to refuse them."""
+    file = tmp_path / "questions.jsonl"
+    file.write_text(json.dumps({"question_id": 1, "category": category, "turns": ["Hello?"]}))
+    assert [case.scenario for case in read_prompts(file)] == ["custom"]
