@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.kernels.native.loader import library_path
 from treeeagle_edge.kernels.native.structs import (
     KV,
@@ -23,7 +24,7 @@ from treeeagle_edge.kernels.native.structs import (
 VERSION = 1
 
 
-class NativeError(RuntimeError):
+class NativeError(CannotRunError):
     """The native library refused a call; the message says why."""
 
 
