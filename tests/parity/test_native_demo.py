@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from target_passes import in_pieces
 from treeeagle_edge.bench_prompts import builtin_prompts
 from treeeagle_edge.checkpoint import open_checkpoint
 from treeeagle_edge.kernels.native.loader import problem
+from treeeagle_edge.models import BUNDLED_HEADS
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.runtime import Runtime, load_runtime
 from treeeagle_edge.sampling_params import SamplingParams
@@ -72,6 +74,24 @@ def test_a_prompt_gives_the_same_bits_in_pieces_of_any_size(
     whole = in_pieces(runtime.engine.target, ids, 40)[0].clone()
     for piece in (1, 7, 16):
         assert torch.equal(in_pieces(runtime.engine.target, ids, piece, order)[0], whole)
+
+
+@pytest.mark.slow
+def test_an_8k_prompt_with_a_head_of_2048_positions(demo_gguf: Path) -> None:
+    """Expectations row 18: the bundled head's config says 2,048 positions; it drafts after 8,000 tokens too."""
+    declared = json.loads((BUNDLED_HEADS / "smollm2-135m-eagle3" / "config.json").read_text())
+    assert declared["max_position_embeddings"] == 2048
+    runtime = load_runtime(RunSettings(model="smollm2-135m", bits=8, device="cpu", context=8192, nodes=8))
+    text = runtime.tokenizer.encode(
+        "The river ran past the mill and the mill past the river, year after year. " * 600
+    )
+    prompt = text[:8000]
+    params = SamplingParams(max_tokens=48)
+    rounds = list(runtime.engine.generate(prompt, params))
+    assert sum(item.accepted for item in rounds) > 0
+    assert [token for item in rounds for token in item.ids] == answer(
+        runtime, prompt, params, speculate=False
+    )
 
 
 def test_quality_against_fp32(runtime: Runtime, fp32: Target, prompts: list[list[int]]) -> None:
