@@ -44,6 +44,17 @@ class Commands(TyperGroup):
             raise UsageError(f"there is no command {name}", hint)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Of an option that lacks its argument, the parser does not say whose it is: we do."""
+        try:
+            return super().invoke(ctx)
+        except _OptionError as error:
+            name = ctx.invoked_subcommand
+            command: Any = self.get_command(ctx, name) if name else None
+            if error.ctx is None and command is not None:
+                error.ctx = typer.Context(command, parent=ctx, info_name=name)
+            raise
+
 
 app = typer.Typer(
     name="treeeagle",
