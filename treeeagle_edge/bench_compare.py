@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from treeeagle_edge.bench_report import SCHEMA, Document
-from treeeagle_edge.errors import InputError
+from treeeagle_edge.errors import InputError, reason_of
 
 _HINT = "give a file written by: treeeagle bench -o json > FILE"
 _KEYS = ("plain_tps", "tree_tps", "speedup", "tokens_per_round")
@@ -23,7 +23,7 @@ def read_document(path: Path) -> Document:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"cannot read {path}: {(error.strerror or str(error)).lower()}", _HINT) from error
+        raise InputError(f"cannot read {path}: {reason_of(error)}", _HINT) from error
     except ValueError as error:  # not UTF-8, or not JSON
         raise InputError(f"{path} is not JSON", _HINT) from error
     if not isinstance(document, dict) or not str(document.get("schema", "")).startswith("treeeagle-bench/"):

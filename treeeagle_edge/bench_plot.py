@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from treeeagle_edge.bench_report import Document
-from treeeagle_edge.errors import InputError, UsageError
+from treeeagle_edge.errors import InputError, UsageError, reason_of
 
 _PLAIN_COLOUR, _TREE_COLOUR = "#8c96a3", "#2e7d4f"
 
@@ -41,8 +41,7 @@ def draw(document: Document, path: Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise InputError(f"cannot write {path}: {reason}", "give another name to --plot") from error
+        raise InputError(f"cannot write {path}: {reason_of(error)}", "give another name to --plot") from error
 
 
 def _draw_speed(axes: Any, document: Document) -> None:

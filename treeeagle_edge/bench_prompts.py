@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from treeeagle_edge.errors import InputError
+from treeeagle_edge.errors import InputError, reason_of
 
 FORMAT_HINT = 'one JSON object a line, such as {"question_id": 1, "category": "chat", "turns": ["Hello?"]}'
 
@@ -46,8 +46,9 @@ def read_prompts(path: Path, *, turns: str = "first") -> tuple[BenchPrompt, ...]
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(f"cannot read the prompts {path}: {reason.lower()}", "give a JSONL file") from error
+        raise InputError(
+            f"cannot read the prompts {path}: {reason_of(error)}", "give a JSONL file"
+        ) from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text", f"give a JSONL file: {FORMAT_HINT}") from error
     prompts = tuple(_parse_lines(text, path, turns))

@@ -29,3 +29,14 @@ class CannotRunError(TreeEagleError):
     """This machine cannot run what was asked. Exit code 3."""
 
     exit_code = 3
+
+
+def reason_of(error: Exception) -> str:
+    """What the system or a library says of `error`, as the end of a lower-case sentence: its first line, or the kind of
+    error where it says nothing.
+    """
+    said = str(getattr(error, "strerror", None) or error).strip()
+    if not said:
+        return type(error).__name__
+    line = said.splitlines()[0].rstrip(".")
+    return line[0].lower() + line[1:]

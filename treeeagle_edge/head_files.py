@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from treeeagle_edge.errors import InputError
+from treeeagle_edge.errors import InputError, reason_of
 from treeeagle_edge.json_file import read_json
 
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -41,8 +41,7 @@ def read_head_tensors(weights: Path) -> dict[str, Tensor]:
         # weights_only: a pickle from the internet must not run code
         loaded = torch.load(weights, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler raises whatever the bytes of a damaged file happen to provoke
-        what = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"cannot read the head's weights in {weights}: {what}", hint) from error
+        raise InputError(f"cannot read the head's weights in {weights}: {reason_of(error)}", hint) from error
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise InputError(f"{weights} does not hold a plain table of tensors", hint)
     return loaded

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from treeeagle_edge.errors import InputError
+from treeeagle_edge.errors import InputError, reason_of
 from treeeagle_edge.prompt import Turn
 
 SCHEMA = 1
@@ -57,7 +57,7 @@ def last_session_path() -> Path:
     try:
         files = [(path.stat().st_mtime_ns, path) for path in sessions_dir().glob("*.json")]
     except OSError as problem:
-        raise InputError(f"the folder of saved sessions cannot be read: {_reason(problem)}") from problem
+        raise InputError(f"the folder of saved sessions cannot be read: {reason_of(problem)}") from problem
     if not files:
         raise InputError("there is no earlier session to continue", "start one with: treeeagle chat")
     return max(files)[1]
@@ -84,7 +84,7 @@ def load_session(path: Path) -> SavedSession:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
-        raise InputError(f"{path} cannot be read: {_reason(problem)}", "check the path") from problem
+        raise InputError(f"{path} cannot be read: {reason_of(problem)}", "check the path") from problem
     except ValueError as problem:  # not UTF-8, or not JSON
         raise InputError(f"{path} is not a saved session: it is not valid JSON", SESSION_HINT) from problem
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
@@ -142,10 +142,6 @@ def _from_json(content: Mapping[str, Any]) -> SavedSession:
     )
 
 
-def _reason(problem: OSError) -> str:
-    return str(problem.strerror or problem).lower()
-
-
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{name} is not text")
@@ -168,6 +164,6 @@ class Autosave:
             save_session(self.path, session)
         except OSError as problem:
             first, self._failed = not self._failed, True
-            return f"this chat is not saved: {_reason(problem)} ({self.path.parent})" if first else None
+            return f"this chat is not saved: {reason_of(problem)} ({self.path.parent})" if first else None
         self._failed = False
         return None

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from treeeagle_edge.errors import InputError
+from treeeagle_edge.errors import InputError, reason_of
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
-            f"{path} cannot be read: {error.strerror}",
+            f"{path} cannot be read: {reason_of(error)}",
             "check the path and its permissions, or download the file again",
         ) from error
     except ValueError as error:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from treeeagle_edge.errors import InputError
+from treeeagle_edge.errors import InputError, reason_of
 from treeeagle_edge.fetch import DEMO_MODEL, fetch_demo_model
 from treeeagle_edge.hub import (
     HEAD_FILES,
@@ -121,7 +121,7 @@ def _entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError as error:
         raise InputError(
-            f"{folder} cannot be read: {error.strerror}", "check the permissions of the folder"
+            f"{folder} cannot be read: {reason_of(error)}", "check the permissions of the folder"
         ) from error
 
 

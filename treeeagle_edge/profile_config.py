@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from treeeagle_edge.errors import CannotRunError, InputError
+from treeeagle_edge.errors import CannotRunError, InputError, reason_of
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.known_models import KNOWN_MODELS
 from treeeagle_edge.plan import GB, format_gb, plan_memory
@@ -82,7 +82,7 @@ def load_profile(name_or_path: str) -> MemoryProfile:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else "it is not text"
+        reason = reason_of(error) if isinstance(error, OSError) else "it is not text"
         raise InputError(f"profile {path} cannot be read: {reason}", "check the path") from error
     return parse_profile(text, str(path))
 

@@ -14,6 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from treeeagle_edge.errors import reason_of
 from treeeagle_edge.kernels.native import build
 from treeeagle_edge.paths import cache_dir
 
@@ -66,8 +67,11 @@ def _problem_of_files() -> Problem | None:
             f"set {build.COMPILER} to another C++ compiler",
         )
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+        file = getattr(error, "filename", None)
+        place = f" ({file})" if file else ""
         return Problem(
-            f"the native kernels cannot be kept: {error}", "set TREEEAGLE_CACHE to a folder you can write to"
+            f"the native kernels cannot be kept: {reason_of(error)}{place}",
+            "set TREEEAGLE_CACHE to a folder you can write to",
         )
     return None
 

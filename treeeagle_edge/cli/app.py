@@ -21,10 +21,9 @@ from treeeagle_edge.cli.console import (
     abandon_stdout,
     give_missing_streams,
     print_error,
-    reason_of,
 )
 from treeeagle_edge.cli.profile import profile_command
-from treeeagle_edge.errors import InputError, TreeEagleError, UsageError
+from treeeagle_edge.errors import InputError, TreeEagleError, UsageError, reason_of
 
 _BadParameter: type[Exception] = typer.BadParameter
 _NOT_A_NUMBER = re.compile(r"for '(--[a-z-]+)'.*valid (integer|number|float)")

@@ -93,11 +93,6 @@ def give_missing_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # open until the end
 
 
-def reason_of(problem: OSError) -> str:
-    """What the system says, as the end of a lower-case sentence."""
-    return str(problem.strerror or problem).lower()
-
-
 def abandon_stdout() -> None:
     """After a reader such as `head` closed the pipe: send the rest nowhere, so that the exit is quiet."""
     with contextlib.suppress(OSError, ValueError):

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeeagle_edge.answer import Answer
-from treeeagle_edge.cli.console import note, reason_of, say
+from treeeagle_edge.cli.console import note, say
 from treeeagle_edge.cli.interrupt import Interrupts
 from treeeagle_edge.cli.options import SamplingChoices
 from treeeagle_edge.cli.printer import Printer, choose_printer
 from treeeagle_edge.cli.stats import resident_bytes, speculation_advice, stats_line
-from treeeagle_edge.errors import InputError
+from treeeagle_edge.errors import InputError, reason_of
 from treeeagle_edge.history import Autosave, SavedSession, load_session, new_session_path
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
@@ -195,5 +195,4 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as problem:
         raise InputError(f"{path} is not UTF-8 text", "give a text file") from problem
     except (OSError, ValueError) as problem:
-        reason = reason_of(problem) if isinstance(problem, OSError) else problem
-        raise InputError(f"{path} cannot be read: {reason}", "check the path") from problem
+        raise InputError(f"{path} cannot be read: {reason_of(problem)}", "check the path") from problem

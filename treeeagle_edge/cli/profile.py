@@ -18,7 +18,7 @@ from treeeagle_edge.cli.options import (
     ProfileOption,
     run_settings,
 )
-from treeeagle_edge.errors import CannotRunError, InputError
+from treeeagle_edge.errors import CannotRunError, InputError, reason_of
 
 GpuMemoryOption = Annotated[
     float | None,
@@ -58,9 +58,8 @@ def profile_command(
         try:
             save.write_text(as_json + "\n", encoding="utf-8")
         except OSError as error:
-            reason = (error.strerror or "unknown reason").lower()
             raise InputError(
-                f"the report cannot be written to {save}: {reason}", "choose another file"
+                f"the report cannot be written to {save}: {reason_of(error)}", "choose another file"
             ) from error
     print(as_json if json_output else "\n".join(report_lines(report)))
     if not report.verdict.can_run:
