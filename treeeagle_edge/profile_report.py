@@ -9,25 +9,14 @@ from treeeagle_edge import profile_checks as checks
 from treeeagle_edge.backend import choose_backend
 from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.hardware import Hardware, detect, imagine_gpu
-from treeeagle_edge.plan import GB, format_gb
+from treeeagle_edge.plan import format_gb
 from treeeagle_edge.profile_checks import FAIL, OK, WARN, Check, download_bytes
 from treeeagle_edge.profile_config import choose_profile
+from treeeagle_edge.profile_speed import Speed, check_speeds, expected_speeds
 from treeeagle_edge.run_plan import RunPlan, alternatives, pick_profile, plan_run, planned_model
 from treeeagle_edge.settings import RunSettings
-from treeeagle_edge.speed_estimate import SpeedEstimate, estimate_speed
 
 Progress = Callable[[str], None]
-
-# What people have in each class of memory: (GB, card, GB/s of the data sheet); for a card that is not here.
-_TYPICAL_CARDS = (
-    (12, "an RTX 3060", 360.0),
-    (12, "an RTX 3080 with 12 GB", 912.0),
-    (16, "an RTX 4060 Ti", 288.0),
-    (16, "an RTX 4080", 717.0),
-    (24, "an RTX 3090", 936.0),
-    (24, "an RTX 4090", 1008.0),
-)
-_TYPICAL_DDR = 40.0  # GB/s, two channels of DDR4: where nothing is measured
 
 
 @dataclass(frozen=True)
@@ -38,14 +27,6 @@ class Verdict:
     text: str
     next_command: str | None
     alternatives: tuple[str, ...] = ()  # options that would fit, where the plan does not
-
-
-@dataclass(frozen=True)
-class Speed:
-    """An estimate, and where its bandwidth comes from, in words."""
-
-    source: str
-    estimate: SpeedEstimate
 
 
 @dataclass(frozen=True)
@@ -95,7 +76,8 @@ def build_report(
         live, bandwidth, verify_cost = _live(settings, plan, hardware, live_device, say)
         found += live
     measured = bandwidth if live_device == hardware.device else None
-    speeds = _speeds(plan, hardware, measured, verify_cost)
+    speeds = expected_speeds(plan, hardware, measured=measured, verify_cost=verify_cost)
+    found += check_speeds(speeds, hardware)
     verdict = _verdict(settings, hardware, plan, found, problem, imagined=gpu_memory is not None)
     return ProfileReport(tuple(found), hardware, plan, speeds, verdict)
 
@@ -179,26 +161,6 @@ def _native_layers(settings: RunSettings, plan: RunPlan, device_name: str) -> bo
     wanted = "torch" if settings.kernels == "torch" else None
     model = plan.model
     return choose_backend(wanted, bits=8, device=device_name, config=model.config, head=model.head).native
-
-
-def _speeds(
-    plan: RunPlan, hardware: Hardware, measured: float | None, verify_cost: float | None
-) -> tuple[Speed, ...]:
-    """From the measured GB/s where there are any, else those of a data sheet, of typical cards, of ordinary memory."""
-    if measured is not None:
-        sources = [("measured", measured)]
-    elif hardware.gpu is None:
-        sources = [("assumed, not measured", _TYPICAL_DDR)]
-    elif hardware.gpu.bandwidth is not None:
-        sources = [("data sheet", hardware.gpu.bandwidth)]
-    else:
-        classes = sorted({size for size, *_ in _TYPICAL_CARDS})
-        reached = [size for size in classes if size * GB <= hardware.total]
-        size = reached[-1] if reached else classes[0]
-        sources = [(f"data sheet of {card}", speed) for group, card, speed in _TYPICAL_CARDS if group == size]
-    return tuple(
-        Speed(source, estimate_speed(plan, speed, verify_cost=verify_cost)) for source, speed in sources
-    )
 
 
 def _verdict(

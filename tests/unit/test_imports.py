@@ -59,6 +59,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "profile_native",
         "profile_output",
         "profile_report",
+        "profile_speed",
     ),
     "cli": ("cli", "cli.*"),
 }

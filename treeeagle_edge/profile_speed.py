@@ -1,0 +1,75 @@
+"""The expected speed, from the best memory bandwidth that is known: measured, of a data sheet, or of cards like it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from treeeagle_edge.hardware import Hardware
+from treeeagle_edge.plan import GB, format_gb
+from treeeagle_edge.profile_checks import WARN, Check
+from treeeagle_edge.run_plan import RunPlan
+from treeeagle_edge.speed_estimate import SpeedEstimate, estimate_speed
+
+# What people have in each class of memory: (GB, card, GB/s of the data sheet); for a card that is not here.
+TYPICAL_CARDS = (
+    (6, "an RTX 3050 with 6 GB", 168.0),
+    (8, "an RTX 4060", 272.0),
+    (8, "an RTX 3070", 448.0),
+    (10, "an RTX 3080", 760.0),
+    (12, "an RTX 3060", 360.0),
+    (12, "an RTX 3080 with 12 GB", 912.0),
+    (16, "an RTX 4060 Ti", 288.0),
+    (16, "an RTX 4080", 717.0),
+    (24, "an RTX 3090", 936.0),
+    (24, "an RTX 4090", 1008.0),
+    (32, "an RTX 5090", 1792.0),
+    (48, "an RTX A6000", 768.0),
+    (48, "an L40S", 864.0),
+)
+# A card's bytes by those of its class: a driver keeps some back, and the G of data sheets is often 2^30.
+_CLASS_MARGIN = (0.95, 1.08)
+_TYPICAL_DDR = 40.0  # GB/s, two channels of DDR4: where nothing is measured
+
+
+@dataclass(frozen=True)
+class Speed:
+    """An estimate, and where its bandwidth comes from, in words."""
+
+    source: str
+    estimate: SpeedEstimate
+
+
+def expected_speeds(
+    plan: RunPlan, hardware: Hardware, *, measured: float | None, verify_cost: float | None
+) -> tuple[Speed, ...]:
+    """One for each bandwidth that comes into question; none where no card of this memory is known.
+
+    measured: GB/s of this machine; verify_cost: as `estimate_speed` takes it. Either is None where not measured.
+    """
+    if measured is not None:
+        sources = [("measured", measured)]
+    elif hardware.gpu is None:
+        sources = [("assumed, not measured", _TYPICAL_DDR)]
+    elif hardware.gpu.bandwidth is not None:
+        sources = [("data sheet", hardware.gpu.bandwidth)]
+    else:
+        low, high = _CLASS_MARGIN
+        sources = [
+            (f"data sheet of {card}", speed)
+            for size, card, speed in TYPICAL_CARDS
+            if low <= hardware.total / (size * GB) <= high
+        ]
+    return tuple(
+        Speed(source, estimate_speed(plan, speed, verify_cost=verify_cost)) for source, speed in sources
+    )
+
+
+def check_speeds(speeds: tuple[Speed, ...], hardware: Hardware) -> Iterator[Check]:
+    """A line that says why there is no speed, where there is none."""
+    if not speeds:
+        sizes = ", ".join(str(size) for size in sorted({size for size, *_ in TYPICAL_CARDS}))
+        text = f"no card with {format_gb(hardware.total)} is listed here, so no speed is given"
+        yield Check(
+            "speed", WARN, text, f"cards with {sizes} GB are; or measure on the machine with the card"
+        )
