@@ -129,7 +129,7 @@ def _plan(settings: RunSettings, hardware: Hardware) -> tuple[RunPlan, CannotRun
 def _live(
     settings: RunSettings, plan: RunPlan, hardware: Hardware, device_name: str, say: Progress
 ) -> tuple[list[Check], float | None, float | None]:
-    """The checks that compute on `device_name`; GB/s read, and the measured cost of a verify pass."""
+    """The checks that compute on `device_name`; GB/s of its memory, and the measured cost of a verify pass."""
     say("importing torch")
     try:
         import torch
@@ -153,7 +153,7 @@ def _live(
     found.append(live.describe_bandwidth(bandwidth, known, device_name))
     runs = all(check.status == OK for check in found if check.name == f"{plan.bits}-bit layer")
     cost = live.measure_verify_cost(plan, device) if runs and device_name == plan.device else None
-    return found, bandwidth.read, cost
+    return found, bandwidth.best, cost
 
 
 def _native_layers(settings: RunSettings, plan: RunPlan, device_name: str) -> bool:

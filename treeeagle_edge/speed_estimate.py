@@ -10,12 +10,13 @@ from treeeagle_edge.run_plan import RunPlan
 
 # Tokens of context whose K and V the expected speed reads along with the weights.
 _TYPICAL_CONTEXT = 512
-# Share of the bandwidth that matrix-vector kernels reach, low and high.
-_KERNEL_SHARE = (0.60, 0.75)
-# Seconds a decoder layer costs beyond its weights (small operations and their dispatch), low and high.
-_LAYER_OVERHEAD = {"cpu": (150e-6, 300e-6), "cuda": (10e-6, 60e-6), "native": (10e-6, 50e-6)}
-# Tokens a round (accepted + 1) of a healthy EAGLE-3 head on chat, low and high.
-_TOKENS_PER_ROUND = (2.0, 3.0)
+# Share of the bandwidth that matrix-vector kernels reach, low and high. "native" is measured.
+_KERNEL_SHARE = {"cpu": (0.60, 0.75), "cuda": (0.60, 0.75), "native": (0.70, 1.00)}
+# Seconds a decoder layer costs beyond its weights (small operations and their dispatch), low and high. "native" is
+# measured.
+_LAYER_OVERHEAD = {"cpu": (150e-6, 300e-6), "cuda": (10e-6, 60e-6), "native": (2e-6, 15e-6)}
+# Tokens a round (accepted + 1) on chat: of a briefly trained EAGLE-3 head, and of a healthy one.
+_TOKENS_PER_ROUND = (1.8, 3.0)
 # Cost of a pass over M rows against one row, by kernels and bits: (rows, ratio), measured; between them interpolated.
 # "cpu" and "cuda" are PyTorch's.
 _VERIFY_COST = {
@@ -45,7 +46,7 @@ def estimate_speed(plan: RunPlan, bandwidth: float, *, verify_cost: float | None
     """Expected speed of `plan` on memory of `bandwidth` GB/s.
 
     `verify_cost`: measured cost of a pass over the tree's rows against one row; without it the table serves.
-    A tree round costs depth passes of the head and one verify pass, and yields 2 to 3 tokens with a head that fits.
+    A tree round costs depth passes of the head and one verify pass, and yields 1.8 to 3 tokens with a head that fits.
     """
     native = plan.backend.native
     kind = "native" if native else plan.device.partition(":")[0]
@@ -56,15 +57,15 @@ def estimate_speed(plan: RunPlan, bandwidth: float, *, verify_cost: float | None
     real = ideal + min(_TYPICAL_CONTEXT, plan.context) * slot_bytes(model, None, plan.bits) / (
         bandwidth * 1e9
     )
-    overhead = _LAYER_OVERHEAD[kind]
-    slow = real / _KERNEL_SHARE[0] + overhead[1] * model.num_layers
-    fast = real / _KERNEL_SHARE[1] + overhead[0] * model.num_layers
+    share, overhead = _KERNEL_SHARE[kind], _LAYER_OVERHEAD[kind]
+    slow = real / share[0] + overhead[1] * model.num_layers
+    fast = real / share[1] + overhead[0] * model.num_layers
     if tree is None or head is None:
         return SpeedEstimate(bandwidth, nbytes, 1 / ideal, (1 / slow, 1 / fast), None, None)
     cost = verify_cost if verify_cost is not None else table_verify_cost(kind, plan.bits, tree.nodes + 1)
     draft_ideal = head_bytes(head, plan.bits, native=native) / (bandwidth * 1e9)
-    slow_draft = tree.depth * (draft_ideal / _KERNEL_SHARE[0] + 2 * overhead[1])
-    fast_draft = tree.depth * (draft_ideal / _KERNEL_SHARE[1] + 2 * overhead[0])
+    slow_draft = tree.depth * (draft_ideal / share[0] + 2 * overhead[1])
+    fast_draft = tree.depth * (draft_ideal / share[1] + 2 * overhead[0])
     low, high = _TOKENS_PER_ROUND
     rounds = (low / (slow * cost + slow_draft), high / (fast * cost + fast_draft))
     return SpeedEstimate(bandwidth, nbytes, 1 / ideal, (1 / slow, 1 / fast), rounds, cost)

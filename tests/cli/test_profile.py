@@ -85,7 +85,7 @@ def test_transcript_of_a_card_that_fits(machine, capsys):
               workspace            0.30 GB   chunks of 256 rows
               reserve              0.80 GB   desktop and driver
               total               9.6 of 12.3 GB, fits; the longest context that fits is 24,299
-        speed ceiling 177 tok/s plain at 912 GB/s (data sheet); expect 85-125 plain, 99-210 with the tree
+        speed ceiling 177 tok/s plain at 912 GB/s (data sheet); expect 85-125 plain, 89-210 with the tree
         verdict  fits. next: treeeagle chat (fetches 17.2 GB first)
         """
     ).replace("FREE", "torch for CUDA 12.8, 12.3 GB free of 12.9 GB")
@@ -167,7 +167,7 @@ def test_transcript_of_a_cpu_with_native_kernels(machine, capsys, tmp_path):
               workspace                0.03 GB   chunks of 256 rows
               reserve                  0.80 GB   the program and the desktop
               total                   1.0 of 28.0 GB, fits; the longest context that fits is 8,192, all the model has
-        speed ceiling 414 tok/s plain at 40 GB/s (assumed, not measured); expect 166-256 plain, 117-267 with the tree
+        speed ceiling 414 tok/s plain at 40 GB/s (assumed, not measured); expect 231-361 plain, 145-376 with the tree
         verdict  fits. next: treeeagle chat --profile FILE (fetches 0.19 GB first)
         """
     ).replace("FILE", str(profile))
@@ -400,6 +400,20 @@ def test_everything_runs_on_this_machine(capsys, monkeypatch, kernels):
     (speed,) = data["speed"]
     assert speed["source"] == "measured" and speed["bandwidth"] > 0 and 1 <= speed["verify_cost"] <= 64
     assert speed["ceiling"] == pytest.approx(speed["bandwidth"] * 1e9 / speed["step_bytes"])
+
+
+@pytest.mark.parametrize(("copy", "read"), [(50.0, 40.0), (40.0, 50.0)])
+def test_the_faster_of_copying_and_reading_is_the_bandwidth(machine, capsys, monkeypatch, copy, read):
+    from treeeagle_edge import profile_live
+
+    machine(BARE)
+    monkeypatch.setattr(profile_live, "check_layers", lambda *_, **__: iter(()))
+    monkeypatch.setattr(profile_live, "check_kernels", lambda *_, **__: iter(()))
+    monkeypatch.setattr(profile_live, "measure_verify_cost", lambda *_: 1.2)
+    monkeypatch.setattr(profile_live, "measure_bandwidth", lambda _: profile_live.Bandwidth(copy, read))
+    (speed,) = json.loads(run(capsys, "--json")[1])["speed"]
+    assert (speed["source"], speed["bandwidth"]) == ("measured", 50.0)
+    assert profile_live.describe_bandwidth(profile_live.Bandwidth(copy, read), 90.0, "cuda:0").status == "ok"
 
 
 def test_a_layer_that_does_not_run_fails_its_own_width_only(machine, capsys, monkeypatch):

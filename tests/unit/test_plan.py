@@ -295,6 +295,16 @@ def test_the_ceiling_is_bandwidth_over_bytes():
     assert speed.tree[0] < speed.tree[1] and speed.tree[1] > speed.plain[1]
 
 
+@pytest.mark.parametrize(("bits", "plain", "tree"), [(4, 281, 357), (8, 187, 248)])
+def test_what_was_measured_on_native_kernels_lies_in_the_expected_range(bits, plain, tree):
+    """The demo model's figures in the README, and the 37 to 40 GB/s that were measured on the same two cores."""
+    made = made_run(RunSettings(bits=bits), machine())
+    for bandwidth in (37, 40):
+        speed = estimate_speed(made, bandwidth)
+        assert speed.plain[0] < plain < speed.plain[1] < speed.ceiling
+        assert speed.tree[0] < tree < speed.tree[1]
+
+
 def test_a_costly_verify_pass_makes_the_tree_a_loss():
     made = made_run(RunSettings(), machine())
     assert estimate_speed(made, 40, verify_cost=1.1).tree[1] > estimate_speed(made, 40).plain[1]
