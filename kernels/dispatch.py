@@ -9,7 +9,7 @@ from torch import Tensor
 
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.kernels import reference, reference_exact
-from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.kernels.view import AttentionView, BatchView
 
 Backend = Callable[[Tensor, Tensor, Tensor, AttentionView], Tensor]
 
@@ -58,9 +58,13 @@ def use_backend(name: str) -> Iterator[None]:
         _dispatcher.name = before
 
 
-def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView) -> Tensor:
+def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView | BatchView) -> Tensor:
     """[M, heads, head_dim], in the dtype of `query`: what each query row reads through `view`.
 
     query: [M, heads, head_dim]; keys, values: [slots, kv_heads, head_dim] of one layer. See `reference.attention`.
     """
+    if isinstance(
+        view, BatchView
+    ):  # only the reference reads one: it serves making training data, not answering
+        return reference.attention(query, keys, values, view)
     return _dispatcher.backends[_dispatcher.name](query, keys, values, view)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.kernels.view import AttentionView, BatchView
 
 # elements: longer prompts are attended in blocks of query rows that need no more at a time
 MAX_SCORES = 8 * 2**20
 
 
-def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView) -> Tensor:
+def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView | BatchView) -> Tensor:
     """softmax(Q K^T / sqrt(head_dim)) V for the query rows of one pass, read through `view`.
 
     query: [M, heads, head_dim], any floating dtype; keys, values: [slots, kv_heads, head_dim], of one layer; query
@@ -21,6 +22,8 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView) 
     16-bit range. K and V are never repeated for the grouped heads. A slot that a row may not read never reaches it,
     not even as 0 x NaN: a node whose numbers are not finite spoils itself and its descendants only.
     """
+    if isinstance(view, BatchView):
+        return _attend_each(query, keys, values, view)
     scaled = query.float() * query.shape[-1] ** -0.5
     k, v = view.read(keys).float(), view.read(values).float()
     hidden = None if view.is_open else view.hidden
@@ -51,3 +54,15 @@ def _attend(scaled: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tens
         scores.view(kv_heads, rows, group, length).masked_fill_(hidden[:, None], float("-inf"))
     mixed = torch.bmm(torch.softmax(scores, dim=-1), v.transpose(0, 1))
     return mixed.view(kv_heads, rows, group, dim).transpose(0, 1).reshape(rows, heads, dim)
+
+
+def _attend_each(query: Tensor, keys: Tensor, values: Tensor, view: BatchView) -> Tensor:
+    """[M, heads, hd]: every row over keys of its own, in fp32 as PyTorch's own attention computes it."""
+    rows = query.shape[0]
+    k, v = (
+        pool[view.slots.flatten()].view(rows, -1, *pool.shape[1:]).transpose(1, 2) for pool in (keys, values)
+    )
+    mixed = F.scaled_dot_product_attention(
+        query[:, :, None].to(k.dtype), k, v, attn_mask=view.readable[:, None, None], enable_gqa=True
+    )
+    return mixed[:, :, 0].to(query.dtype)

@@ -18,6 +18,28 @@ class OwnSlots:
 
 
 @dataclass(frozen=True)
+class BatchView:
+    """What rows of separate sequences read, each sequence in slots of its own that follow one another.
+
+    Row m reads slots first[m], ..., first[m] + lengths[m] - 1: what generating many dialogues at once needs.
+    """
+
+    first: Tensor  # [M] int64
+    lengths: Tensor  # [M] int64, at least 1
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """[M, L] int64, L the longest; a shorter row's tail repeats its first slot."""
+        steps = torch.arange(int(self.lengths.max()), device=self.first.device)
+        return self.first[:, None] + torch.where(steps < self.lengths[:, None], steps, 0)
+
+    @cached_property
+    def readable(self) -> Tensor:
+        """[M, L] bool, False in the tails."""
+        return torch.arange(self.slots.shape[1], device=self.first.device) < self.lengths[:, None]
+
+
+@dataclass(frozen=True)
 class AttentionView:
     """Slots that the query rows of one pass read, in reading order.
 

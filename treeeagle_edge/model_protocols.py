@@ -9,7 +9,7 @@ from torch import Tensor
 
 from treeeagle_edge.head import HeadOutput
 from treeeagle_edge.head_config import HeadConfig
-from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.kernels.view import AttentionView, BatchView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.target import TargetOutput
@@ -45,7 +45,7 @@ class TargetModel(Protocol):
         ids: Tensor,
         positions: Tensor,
         slots: Tensor,
-        view: AttentionView,
+        view: AttentionView | BatchView,
         store: KVStore,
         taps: tuple[int, ...],
         scored: slice = slice(None),

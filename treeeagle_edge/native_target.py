@@ -8,10 +8,10 @@ from torch import Tensor
 
 from treeeagle_edge.checkpoint import Checkpoint
 from treeeagle_edge.kernels.native.model import Model
-from treeeagle_edge.kernels.native.reading import Store, View
+from treeeagle_edge.kernels.native.reading import Lists, Store, View
 from treeeagle_edge.kernels.native.structs import ModelConfig
 from treeeagle_edge.kernels.native.team import Team
-from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.kernels.view import AttentionView, BatchView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.rope import RotaryTable
 from treeeagle_edge.target import TargetOutput
@@ -64,7 +64,7 @@ class NativeTarget:
         ids: Tensor,
         positions: Tensor,
         slots: Tensor,
-        view: AttentionView,
+        view: AttentionView | BatchView,
         store: KVStore,
         taps: tuple[int, ...],
         scored: slice = slice(None),
@@ -86,8 +86,10 @@ class NativeTarget:
         return TargetOutput(torch.from_numpy(output.logits), features)
 
 
-def native_view(view: AttentionView) -> View:
+def native_view(view: AttentionView | BatchView) -> View | Lists:
     """The same view for native code, without copying the slots."""
+    if isinstance(view, BatchView):
+        return Lists(view.slots.to(torch.int32).numpy(), view.lengths.to(torch.int32).numpy())
     return View(view.prefix.numpy(), view.rows.numpy(), view.visible.contiguous().numpy())
 
 

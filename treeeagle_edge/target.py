@@ -15,7 +15,7 @@ from torch import Tensor
 
 from treeeagle_edge.checkpoint import Checkpoint
 from treeeagle_edge.kernels.dispatch import attention
-from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.kernels.view import AttentionView, BatchView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.linear import check_bits
 from treeeagle_edge.model_config import ModelConfig
@@ -86,7 +86,7 @@ class Target:
         ids: Tensor,
         positions: Tensor,
         slots: Tensor,
-        view: AttentionView,
+        view: AttentionView | BatchView,
         store: KVStore,
         taps: tuple[int, ...],
         scored: slice = slice(None),
@@ -122,7 +122,7 @@ class Target:
         x: Tensor,
         rotation: tuple[Tensor, Tensor],
         slots: Tensor,
-        view: AttentionView,
+        view: AttentionView | BatchView,
         keys: Tensor,
         values: Tensor,
     ) -> Tensor:

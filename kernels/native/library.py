@@ -21,7 +21,7 @@ from treeeagle_edge.kernels.native.structs import (
     Wanted,
 )
 
-VERSION = 1
+VERSION = 2
 
 
 class NativeError(CannotRunError):

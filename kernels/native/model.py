@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from treeeagle_edge.kernels.native.library import NativeError, address, check, library, source_of
-from treeeagle_edge.kernels.native.reading import Store, View
+from treeeagle_edge.kernels.native.reading import Lists, Store, View
 from treeeagle_edge.kernels.native.structs import FORMATS, MATRICES, VECTORS, ModelConfig, Wanted
 from treeeagle_edge.kernels.native.team import Team
 
@@ -85,7 +85,7 @@ class Model:
         ids: np.ndarray[Any, Any],
         positions: np.ndarray[Any, Any],
         slots: np.ndarray[Any, Any],
-        view: View,
+        view: View | Lists,
         store: Store,
         *,
         logit_rows: np.ndarray[Any, Any],

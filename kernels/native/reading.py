@@ -37,14 +37,43 @@ class View:
             if visible.shape != (rows, len(self.tree)):
                 raise NativeError(f"`visible` is {visible.shape}, not {(rows, len(self.tree))}")
             visible = visible.view(np.uint8)
-        for name, given in (("ids", ids), ("positions", positions), ("slots", slots)):
-            if given is not None and len(given) != rows:
-                raise NativeError(f"{name} has {len(given)} entries for {rows} rows")
+        _check_lengths(rows, ids, positions, slots)
         return Pass(
             rows, address(ids, np.int64), address(positions, np.int64), address(slots, np.int64),
             address(self.prefix, np.int64), len(self.prefix), address(self.tree, np.int64), len(self.tree),
-            address(visible, np.uint8),
+            address(visible, np.uint8), None, None, 0,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Lists:
+    """What rows of separate sequences read: row m the first `counts[m]` slots of `slots[m]`."""
+
+    slots: np.ndarray[Any, Any]  # int32 [M, longest]
+    counts: np.ndarray[Any, Any]  # int32 [M]
+
+    def pass_of(
+        self,
+        rows: int,
+        ids: np.ndarray[Any, Any] | None = None,
+        positions: np.ndarray[Any, Any] | None = None,
+        slots: np.ndarray[Any, Any] | None = None,
+    ) -> Pass:
+        """The C structure; it borrows the arrays, which must outlive the call."""
+        if self.slots.ndim != 2 or len(self.slots) != rows or self.counts.shape != (rows,):
+            raise NativeError(f"lists are {self.slots.shape} and {self.counts.shape} for {rows} rows")
+        _check_lengths(rows, ids, positions, slots)
+        return Pass(
+            rows, address(ids, np.int64), address(positions, np.int64), address(slots, np.int64),
+            None, 0, None, 0, None,
+            address(self.slots, np.int32), address(self.counts, np.int32), self.slots.shape[1],
+        )  # fmt: skip
+
+
+def _check_lengths(rows: int, *arrays: np.ndarray[Any, Any] | None) -> None:
+    for name, given in zip(("ids", "positions", "slots"), arrays, strict=True):
+        if given is not None and len(given) != rows:
+            raise NativeError(f"{name} has {len(given)} entries for {rows} rows")
 
 
 class Store:

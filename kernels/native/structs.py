@@ -59,7 +59,8 @@ class Pass(Structure):
         ("prefix_count", c_int64),
         ("tree", c_void_p),
         ("tree_count", c_int64),
-        ("visible", c_void_p),
+        *_fields(c_void_p, "visible own own_counts"),
+        ("own_stride", c_int64),
     ]
 
 

@@ -40,7 +40,7 @@ def test_close_to_numpy(isa: str, fmt: str, extras: bool) -> None:
             spec, entry, x, keys, values, slots, lists, it.cos[:m], it.sin[:m],
             heads=HEADS, kv_heads=KV, dim=DIM, eps=EPS, residual=it.scales[1],
         )  # fmt: skip
-    states.append(x)
+    states.append(rms_norm(x, it.final_norm, EPS))
     hidden = rms_norm(x[[m - 1, 0, 5]], it.final_norm, EPS)
     logits = project(hidden * np.float32(it.scales[2]), it.embedding)
     # an activation at a rounding border may fall to either side: a step of int8 in one of few inputs

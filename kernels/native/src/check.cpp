@@ -154,6 +154,17 @@ int64_t layer_bytes(const LayerWeights& layer) {
   return total;
 }
 
+// The caller's own lists, after a look at every entry that will be read.
+ReadingLists checked_lists(const te_pass* pass, int64_t slots) {
+  need(pass->own_counts, "own_counts");
+  need_between(pass->own_stride, 1, INT32_MAX, "own_stride");
+  for (int64_t m = 0; m < pass->rows; ++m) {
+    need_between(pass->own_counts[m], 0, pass->own_stride, "own_counts");
+    for (int32_t i = 0; i < pass->own_counts[m]; ++i) need_between(pass->own[m * pass->own_stride + i], 0, slots - 1, "own");
+  }
+  return {pass->prefix, pass->prefix_count, pass->own, pass->own_counts, pass->own_stride};
+}
+
 Pass checked_pass(const te_pass* pass, const te_kv* kv, Workspace& space, int64_t vocabulary, int64_t positions) {
   need(pass, "pass");
   need(kv, "kv");
@@ -183,7 +194,11 @@ Pass checked_pass(const te_pass* pass, const te_kv* kv, Workspace& space, int64_
   ours.ids = pass->ids;
   ours.positions = pass->positions;
   ours.slots = pass->slots;
-  list_reads(space, pass->rows, pass->prefix, pass->prefix_count, pass->tree, pass->tree_count, pass->visible, ours.reads);
+  if (pass->own) {
+    ours.reads = checked_lists(pass, kv->slots);
+  } else {
+    list_reads(space, pass->rows, pass->prefix, pass->prefix_count, pass->tree, pass->tree_count, pass->visible, ours.reads);
+  }
   for (int64_t r = 0; r < pass->rows; ++r)
     if (ours.reads.length(r) == 0) refuse("row %lld reads nothing", static_cast<long long>(r));
   return ours;

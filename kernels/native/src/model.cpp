@@ -34,9 +34,14 @@ void Model::copy_taps(Worker& worker, const Wanted& wanted, int64_t rows, int64_
   for (int64_t t = 0; t < wanted.tap_count; ++t) {
     if (wanted.taps[t] != layer) continue;
     const Share mine = worker.share(rows);
-    for (int64_t r = mine.begin; r < mine.end; ++r)
-      std::memcpy(wanted.features + (r * wanted.tap_count + t) * width, space.x.data() + r * width,
-                  static_cast<size_t>(width) * sizeof(float));
+    for (int64_t r = mine.begin; r < mine.end; ++r) {
+      const float* x = space.x.data() + r * width;
+      float* out = wanted.features + (r * wanted.tap_count + t) * width;
+      if (layer == config.layers)
+        kernels.rms_norm(x, final_norm.data(), config.layer.eps, width, out);
+      else
+        std::memcpy(out, x, static_cast<size_t>(width) * sizeof(float));
+    }
   }
 }
 

@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define TE_VERSION 1
+#define TE_VERSION 2
 
 enum { TE_Q8 = 0, TE_Q4_0 = 1, TE_Q4_1 = 2 };                  /* weight formats, blocks of 32 */
 enum { TE_FROM_FLOAT = 0, TE_FROM_GGUF = 1 };                  /* fp32 rows to quantise; GGUF blocks of that format */
@@ -47,7 +47,9 @@ typedef struct {
 } te_head_config;
 
 /* Row m reads prefix[0..prefix_count), then tree[r] for every r with visible[m * tree_count + r] != 0, in that order.
- * visible null: r <= m (a causal chunk, tree_count = rows). A row normally reads its own slot. */
+ * visible null: r <= m (a causal chunk, tree_count = rows). A row normally reads its own slot.
+ * own not null: rows of separate sequences. Row m reads prefix, then own[m * own_stride + i] for i < own_counts[m]; tree
+ * and visible are not looked at. */
 typedef struct {
   int64_t rows;
   const int64_t* ids;
@@ -58,6 +60,9 @@ typedef struct {
   const int64_t* tree;
   int64_t tree_count;
   const uint8_t* visible;
+  const int32_t* own;         /* [rows, own_stride] slots or null */
+  const int32_t* own_counts;  /* [rows], each at most own_stride */
+  int64_t own_stride;
 } te_pass;
 
 typedef struct {
@@ -71,7 +76,7 @@ typedef struct {
   float* logits;    /* [logit_count, vocabulary] or null */
   int64_t* best;    /* [logit_count] argmax or null (needs logits) */
   float* hidden;    /* [logit_count, hidden] after the final norm, or null */
-  const int64_t* taps; int64_t tap_count;  /* 0 = embeddings, l = residual stream entering layer l, layers = leaving the last */
+  const int64_t* taps; int64_t tap_count;  /* 0 = embeddings, l = residual stream entering layer l, layers = after the final norm */
   float* features;  /* [rows, tap_count * hidden] or null */
 } te_wanted;
 
