@@ -38,6 +38,11 @@ def draw(document: Document, path: Path) -> None:
     figure.suptitle(
         f"{chosen['model']}, {chosen['bits']}-bit, {document['environment']['device']}", fontsize=10
     )
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure as what its name ends in. Raises InputError where the file cannot be written."""
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:

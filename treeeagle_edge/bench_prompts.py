@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,12 @@ def builtin_prompts(per_scenario: int | None = None) -> tuple[BenchPrompt, ...]:
     )
 
 
-def read_prompts(path: Path, *, turns: str = "first") -> tuple[BenchPrompt, ...]:
+def read_prompts(path: Path, *, turns: str = "first", limit: int | None = None) -> tuple[BenchPrompt, ...]:
     """Read a JSONL file in the MT-bench question format, grouped by scenario in order of first appearance.
 
     A line is an object with `turns` (a list of user messages), and optionally `question_id` and `category`,
     which becomes the scenario. Other keys are ignored, blank lines skipped. `turns` is "first" (one answer a
-    question) or "all".
+    question) or "all"; `limit` takes the first questions of the file only, None all of them.
     Raises InputError, naming file and line, for what cannot be read as that.
     """
     try:
@@ -51,7 +52,7 @@ def read_prompts(path: Path, *, turns: str = "first") -> tuple[BenchPrompt, ...]
         ) from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text", f"give a JSONL file: {FORMAT_HINT}") from error
-    prompts = tuple(_parse_lines(text, path, turns))
+    prompts = tuple(islice(_parse_lines(text, path, turns), limit))
     if not prompts:
         raise InputError(f"{path} holds no prompts", FORMAT_HINT)
     order = {

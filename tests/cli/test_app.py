@@ -44,7 +44,7 @@ def test_help_is_quick_and_imports_nothing_heavy():
     assert not heavy & set(run.stderr.split())
 
 
-@pytest.mark.parametrize("command", ["chat", "bench", "profile"])
+@pytest.mark.parametrize("command", ["chat", "bench", "eval-head", "profile"])
 def test_help_of_each_command(command, capsys):
     assert main([command, "--help"]) == 0
     out, err = capsys.readouterr()

@@ -54,6 +54,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "runtime": ("runtime",),
     "tools": (
         "bench*",
+        "head_report*",
         "profile_checks",
         "profile_live",
         "profile_native",

@@ -22,6 +22,7 @@ from treeeagle_edge.cli.console import (
     give_missing_streams,
     print_error,
 )
+from treeeagle_edge.cli.eval_head import eval_head_command
 from treeeagle_edge.cli.profile import profile_command
 from treeeagle_edge.errors import InputError, TreeEagleError, UsageError, reason_of
 
@@ -86,6 +87,7 @@ def _root(
 app.command("chat")(chat_command)
 app.command("profile")(profile_command)
 app.command("bench")(bench_command)
+app.command("eval-head")(eval_head_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

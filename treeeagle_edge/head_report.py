@@ -1,0 +1,185 @@
+"""Measures how good a draft head is for its target: every question is answered once for each node budget.
+
+The engine runs as in a chat, with trees of one depth and branching; only the number of nodes differs. What the target
+makes of the trees is counted (`head_report_tally.py`); nothing is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from treeeagle_edge.bench_prompts import BenchPrompt, builtin_prompts, read_prompts
+from treeeagle_edge.bench_runner import BenchTokenizer
+from treeeagle_edge.errors import InputError, UsageError
+from treeeagle_edge.head_report_tally import Tally, tally
+from treeeagle_edge.prompt import Turn, build_messages
+from treeeagle_edge.rounds import Round, TreeShape
+from treeeagle_edge.sampling_params import SamplingParams
+from treeeagle_edge.settings import RunSettings
+
+if TYPE_CHECKING:
+    from treeeagle_edge.runtime import Runtime
+
+
+class EvalEngine(Protocol):
+    """What the measurement needs of the engine."""
+
+    @property
+    def context(self) -> int:
+        """Longest prompt and answer together, in tokens."""
+
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        reuse_prefix: bool = True,
+        tree: TreeShape | None = None,
+    ) -> Iterator[Round]:
+        """The prefill's Round, then one a verify pass, drafting trees of the shape `tree`."""
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Questions that share a row of the report: those of one file, or of one built-in scenario."""
+
+    name: str
+    prompts: tuple[BenchPrompt, ...]
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """What to measure, as the person asked for it."""
+
+    settings: RunSettings  # its `nodes` is the largest budget, so that slots are reserved for every tree
+    params: SamplingParams  # without stop ids, which come from the model
+    prompts: tuple[PromptSet, ...]
+    shapes: tuple[TreeShape, ...]  # one a budget, the smallest first; depth and branching are the same in all
+    limit: int | None = None  # questions taken of each set, None for all
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was counted over one answer."""
+
+    prompt_set: str
+    nodes: int  # the budget
+    tally: Tally
+
+
+@dataclass(frozen=True)
+class HeadReport:
+    """All answers, of whole questions only: each was answered with every budget."""
+
+    answers: tuple[Answer, ...]
+    answered: int  # questions
+    asked: int  # questions; more than `answered` where Ctrl-C ended the run
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether questions were left."""
+        return self.answered < self.asked
+
+    def tallies(self, nodes: int, prompt_set: str | None = None) -> list[Tally]:
+        """Those of one budget: of one set of prompts, or of all."""
+        return [
+            answer.tally
+            for answer in self.answers
+            if answer.nodes == nodes and prompt_set in (None, answer.prompt_set)
+        ]
+
+
+def prompt_sets(files: Sequence[Path], *, builtin: bool, limit: int | None) -> tuple[PromptSet, ...]:
+    """One set a file, in the MT-bench question format and of each question its first turn; then the built-in ones.
+
+    These come by scenario, where `builtin` asks for them or no file is given. `limit` takes the first questions of
+    each file and scenario. Files of one name in different folders are told apart by their paths. Raises InputError
+    for a file that cannot be read as that, UsageError for one that is given twice.
+    """
+    twice = next((path for path in files if files.count(path) > 1), None)
+    if twice is not None:
+        raise UsageError(f"--prompts {twice} is given twice", "give each file once")
+    names = [path.name for path in files]
+    sets = [
+        PromptSet(name if names.count(name) == 1 else str(path), read_prompts(path, limit=limit))
+        for name, path in zip(names, files, strict=True)
+    ]
+    if builtin or not files:
+        prompts = builtin_prompts(limit)
+        for scenario in dict.fromkeys(prompt.scenario for prompt in prompts):
+            chosen = tuple(prompt for prompt in prompts if prompt.scenario == scenario)
+            sets.append(PromptSet(f"built-in {scenario}", chosen))
+    return tuple(sets)
+
+
+def evaluate(
+    options: EvalOptions, *, progress: Callable[[str], None] = lambda text: None
+) -> tuple[HeadReport, Runtime]:
+    """Load once, with slots for the largest budget, and measure every budget. `progress` gets short messages.
+
+    Raises the loader's errors, InputError where the target has no head here or a prompt does not fit the context.
+    """
+    from treeeagle_edge.runtime import load_runtime  # imports torch: seconds
+
+    runtime = load_runtime(options.settings, progress=progress)
+    if not runtime.engine.has_head:
+        raise InputError(
+            f"there is no draft head for {runtime.model_name} on this machine", "name one with --head"
+        )
+    params = replace(options.params, stop_ids=runtime.generation.stop_ids | runtime.tokenizer.stop_ids)
+    report = measure(
+        runtime.engine, runtime.tokenizer, options.prompts, options.shapes, params, progress=progress
+    )
+    return report, runtime
+
+
+def measure(
+    engine: EvalEngine,
+    tokenizer: BenchTokenizer,
+    sets: Sequence[PromptSet],
+    shapes: Sequence[TreeShape],
+    params: SamplingParams,
+    *,
+    progress: Callable[[str], None] = lambda text: None,
+) -> HeadReport:
+    """Answer every question with every shape. Ctrl-C keeps the questions that are complete, if there are any.
+
+    No prefix is reused, so that an answer does not depend on those before it. Raises InputError, before the first
+    answer, for a prompt that leaves no room for a round in the context.
+    """
+    questions = [
+        (item.name, prompt.name, _prompt_ids(tokenizer, prompt, engine.context))
+        for item in sets
+        for prompt in item.prompts
+    ]
+    answers: list[Answer] = []
+    answered = 0
+    try:
+        for prompt_set, name, ids in questions:
+            progress(f"question {answered + 1} of {len(questions)}: {prompt_set}, {name}")
+            found = []
+            for shape in shapes:
+                rounds = list(engine.generate(ids, params, reuse_prefix=False, tree=shape))
+                found.append(Answer(prompt_set, shape.nodes, tally(rounds, shape.depth)))
+            answers += found
+            answered += 1
+    except KeyboardInterrupt:
+        if not answers:
+            raise
+    return HeadReport(tuple(answers), answered, len(questions))
+
+
+def _prompt_ids(tokenizer: BenchTokenizer, prompt: BenchPrompt, context: int) -> list[int]:
+    """The first turn through the model's chat template, as ids."""
+    messages = build_messages(None, [Turn(prompt.turns[0])])
+    ids = tokenizer.encode(tokenizer.render(messages, add_generation_prompt=True))
+    if len(ids) + 2 > context:  # a token of the prefill, and one of a round
+        raise InputError(
+            f"the prompt {prompt.name} has {len(ids):,} tokens, "
+            f"which leaves no room for an answer in a context of {context:,}",
+            "give a larger --context, or leave this prompt out",
+        )
+    return ids

@@ -1,0 +1,77 @@
+"""The report on a head as a picture: a reliability diagram next to acceptance by depth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from treeeagle_edge.bench_plot import save
+from treeeagle_edge.bench_report import Document
+
+_LARGEST_POINT = 220  # square points, for the bin with most nodes
+_COLOUR = "#2e7d4f"
+
+
+def draw(document: Document, path: Path) -> None:
+    """Write the picture; `bench_plot.check_plot` says beforehand whether that can work.
+
+    Raises InputError where the file cannot be written.
+    """
+    from matplotlib.figure import Figure  # optional, and slow to import
+
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    reliability, depth = figure.subplots(1, 2)
+    draw_reliability(reliability, document)
+    draw_depth(depth, document)
+    chosen = document["settings"]
+    figure.suptitle(f"{chosen['head']} for {chosen['model']}, {chosen['bits']}-bit", fontsize=10)
+    save(figure, path)
+
+
+def draw_reliability(axes: Any, document: Document) -> None:
+    """One point a bin that holds nodes, over all prompts; its area is the bin's share of the nodes."""
+    calibration = document["summary"]["calibration"]
+    bins = [item for item in calibration["bins"] if item["nodes"]]
+    axes.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle="--", label="calibrated")
+    if bins:
+        most = max(item["nodes"] for item in bins)
+        predicted, observed = ([item[key] for item in bins] for key in ("predicted", "observed"))
+        axes.plot(predicted, observed, color=_COLOUR, linewidth=1)
+        axes.scatter(
+            predicted,
+            observed,
+            s=[max(_LARGEST_POINT * item["nodes"] / most, 8) for item in bins],
+            color=_COLOUR,
+            alpha=0.7,
+            clip_on=False,  # a share of 0 or 1 lies on the edge
+            label=f"{calibration['judged']:,} nodes, calibration error {calibration['expected_calibration_error']:.3f}",
+        )
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_aspect("equal")
+    axes.set_xlabel("probability the head gives a node, its parent accepted")
+    axes.set_ylabel("share accepted")
+    axes.set_title(f"reliability, {calibration['nodes']} nodes")
+    axes.legend(loc="upper left", fontsize=8)
+
+
+def draw_depth(axes: Any, document: Document) -> None:
+    """One line a budget, over all prompts."""
+    for entry in document["summary"]["budgets"]:
+        shares = entry["acceptance_by_depth"]
+        if shares:
+            axes.plot(
+                range(1, len(shares) + 1),
+                [100 * share for share in shares],
+                marker="o",
+                label=f"{entry['nodes']} nodes, {entry['tokens_per_round']:.2f} tokens a round",
+            )
+    axes.set_ylim(0, 100)
+    axes.set_xlabel("depth in the tree")
+    axes.set_ylabel("% of rounds whose walk got there")
+    axes.set_title("acceptance by depth")
+    if axes.lines:
+        axes.legend(fontsize=8)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    else:
+        axes.text(0.5, 50, "no round", ha="center")
