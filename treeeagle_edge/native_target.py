@@ -74,7 +74,7 @@ class NativeTarget:
             ids.numpy(),
             positions.numpy(),
             slots.numpy(),
-            native_view(view),
+            _native_lists(view) if isinstance(view, BatchView) else native_view(view),
             native_store(store),
             logit_rows=np.arange(len(ids))[scored],
             taps=np.array(taps, np.int64) if taps else None,
@@ -86,11 +86,13 @@ class NativeTarget:
         return TargetOutput(torch.from_numpy(output.logits), features)
 
 
-def native_view(view: AttentionView | BatchView) -> View | Lists:
+def native_view(view: AttentionView) -> View:
     """The same view for native code, without copying the slots."""
-    if isinstance(view, BatchView):
-        return Lists(view.slots.to(torch.int32).numpy(), view.lengths.to(torch.int32).numpy())
     return View(view.prefix.numpy(), view.rows.numpy(), view.visible.contiguous().numpy())
+
+
+def _native_lists(view: BatchView) -> Lists:
+    return Lists(view.slots.to(torch.int32).numpy(), view.lengths.to(torch.int32).numpy())
 
 
 def native_store(store: KVStore) -> Store:

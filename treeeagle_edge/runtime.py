@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ from treeeagle_edge.profile_config import MemoryProfile
 from treeeagle_edge.rounds import MAX_BRANCHING, TreeShape
 from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run, planned_model, require_fit
 from treeeagle_edge.settings import RunSettings
-from treeeagle_edge.target import load_target
+from treeeagle_edge.target import Target, load_target
 from treeeagle_edge.tokenizer import Tokenizer, load_tokenizer
 
 Progress = Callable[[str], None]
@@ -98,6 +98,72 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
     )
 
 
+@dataclass(frozen=True)
+class TargetSource:
+    """A target that was found and planned for, and is loaded when needed: what making a head for it starts from."""
+
+    checkpoint: Checkpoint
+    path: Path
+    plan: RunPlan
+    hardware: Hardware
+    threads: int
+
+    @property
+    def name(self) -> str:
+        """The model's short name."""
+        return self.plan.model.name
+
+    @property
+    def bits(self) -> int:
+        """Bits of its weights, as they will run."""
+        return self.plan.bits
+
+    @property
+    def device(self) -> str:
+        """ "cpu", "cuda:0"."""
+        return self.plan.device
+
+    @property
+    def kernels(self) -> str:
+        """ "native" or "torch"."""
+        return "native" if self.plan.backend.native else "torch"
+
+    @property
+    def free_memory(self) -> int:
+        """Bytes free on the device, less the target's weights."""
+        memory = self.plan.memory
+        return self.hardware.budget - sum(memory.line(name).nbytes for name in ("weights", "embedding"))
+
+    @property
+    def fast_bf16(self) -> bool:
+        """Whether this machine multiplies bf16 matrices faster than fp32 ones."""
+        fast = ("avx512-bf16", "amx-bf16")
+        return self.hardware.kind == "cuda" or any(
+            name in self.hardware.cpu.instruction_sets for name in fast
+        )
+
+    def tokenizer(self) -> Tokenizer:
+        """The target's tokenizer."""
+        return load_tokenizer(self.path)
+
+    def load(self, *, context: int, max_rows: int) -> TargetModel:
+        """The target, for `context` tokens and passes of up to `max_rows` rows."""
+        return _load_target(self.plan, self.checkpoint, self.threads, context=context, max_rows=max_rows)
+
+
+def find_target(settings: RunSettings, progress: Progress) -> TargetSource:
+    """Plan a run without a head, check that it fits, and fetch the model where it is missing.
+
+    Errors as `load_runtime`.
+    """
+    settings = replace(settings, speculate=False, head=None)
+    hardware = detect(settings.device)
+    path, plan = _plan_and_fetch(settings, pick_profile(settings, hardware), hardware, progress)
+    threads = settings.threads or hardware.cpu.cores
+    torch.set_num_threads(threads)
+    return TargetSource(open_checkpoint(path), path, plan, hardware, threads)
+
+
 def _plan_and_fetch(
     settings: RunSettings, profile: MemoryProfile, hardware: Hardware, say: Progress
 ) -> tuple[Path, RunPlan]:
@@ -155,27 +221,34 @@ def _load_models(
     plan: RunPlan, checkpoint: Checkpoint, threads: int, head_path: Path | None
 ) -> tuple[TargetModel, DraftHead | None]:
     """The target and its head on the chosen kernels, with room for the planned slots and passes."""
-    slots = plan.memory.slots + MAX_EXPANSIONS
+    slots, rows = plan.memory.slots + MAX_EXPANSIONS, PREFILL_CHUNK + 1
+    # a head pass may carry one row over from the chunk before, hence one more than a chunk
+    target = _load_target(plan, checkpoint, threads, context=plan.context, max_rows=rows)
+    if head_path is None:
+        return target, None
+    opened = open_head(head_path, checkpoint.config, target.embed)
     if not plan.backend.native:
-        device = torch.device(plan.device)
-        target = load_target(checkpoint, bits=plan.bits, context=plan.context, device=device)
-        if head_path is None:
-            return target, None
-        opened = open_head(head_path, checkpoint.config, target.embed)
+        assert isinstance(target, Target)
         return target, Head(
-            opened, target.embed, slots=slots, context=plan.context, dtype=target.dtype, device=device
+            opened, target.embed, slots=slots, context=plan.context, dtype=target.dtype, device=target.device
         )
-    from treeeagle_edge.kernels.native.team import MOST_THREADS, Team
     from treeeagle_edge.native_head import NativeHead
+    from treeeagle_edge.native_target import NativeTarget
+
+    assert isinstance(target, NativeTarget)
+    return target, NativeHead(
+        opened, target, slots=slots, context=plan.context, max_rows=rows, max_scored=MAX_BRANCHING
+    )
+
+
+def _load_target(
+    plan: RunPlan, checkpoint: Checkpoint, threads: int, *, context: int, max_rows: int
+) -> TargetModel:
+    """The target on the chosen kernels; `max_rows` bounds the passes of native ones."""
+    if not plan.backend.native:
+        return load_target(checkpoint, bits=plan.bits, context=context, device=torch.device(plan.device))
+    from treeeagle_edge.kernels.native.team import MOST_THREADS, Team
     from treeeagle_edge.native_target import load_native_target
 
-    rows = PREFILL_CHUNK + 1  # a head pass may carry one row over from the chunk before
-    native = load_native_target(
-        checkpoint, Team(min(threads, MOST_THREADS)), bits=plan.bits, context=plan.context, max_rows=rows
-    )
-    if head_path is None:
-        return native, None
-    opened = open_head(head_path, checkpoint.config, native.embed)
-    return native, NativeHead(
-        opened, native, slots=slots, context=plan.context, max_rows=rows, max_scored=MAX_BRANCHING
-    )
+    team = Team(min(threads, MOST_THREADS))
+    return load_native_target(checkpoint, team, bits=plan.bits, context=context, max_rows=max_rows)

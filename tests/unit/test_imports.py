@@ -29,6 +29,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "checkpoint*",
             "head_checkpoint",
             "head_files",
+            "head_layouts",
         ),
         *("chat_template", "tokenizer*", "generation_defaults", "linear", "rope"),
     ),
@@ -62,6 +63,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "profile_report",
         "profile_speed",
     ),
+    "training": ("training", "training.*"),
     "cli": ("cli", "cli.*"),
 }
 BESIDE_MAY_IMPORT = (

@@ -1,0 +1,143 @@
+"""`treeeagle train`: make a draft head for a target, on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from treeeagle_edge.cli import options as shared
+from treeeagle_edge.cli.console import say
+from treeeagle_edge.errors import UsageError
+
+if TYPE_CHECKING:
+    from treeeagle_edge.training.run import Outcome
+
+LAYOUTS = ("safeailab", "speculators")
+
+TargetOption = Annotated[
+    str,
+    typer.Option(
+        "--target", "-t", metavar="MODEL", help="A name, a folder, a .gguf file, or org/name of the hub."
+    ),
+]
+OutOption = Annotated[
+    Path, typer.Option("--out", metavar="DIR", help="Where the head goes. Run again to go on after a stop.")
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="FILE.jsonl", help="Your dialogues, instead of ones that the target writes."
+    ),
+]
+RegenerateOption = Annotated[
+    bool, typer.Option("--regenerate", help="With --data: keep the questions, let the target answer.")
+]
+ExcludeOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--exclude", metavar="FILE.jsonl", help="Questions that no training text may share 8 words with."
+    ),
+]
+InitOption = Annotated[
+    str | None,
+    typer.Option("--init", metavar="HEAD", help="Start from this head, not from the target's last layer."),
+]
+FormatOption = Annotated[
+    str, typer.Option("--format", metavar="safeailab|speculators", help="How the head is written.")
+]
+
+
+def train_command(
+    target: TargetOption,
+    out: OutOption,
+    bits: shared.BitsOption = None,
+    device: shared.DeviceOption = None,
+    threads: shared.ThreadsOption = None,
+    kernels: shared.KernelsOption = None,
+    tokens: Annotated[
+        int, typer.Option("--tokens", metavar="N", help="About so many tokens are written to learn from.")
+    ] = 1_000_000,
+    data: DataOption = None,
+    regenerate: RegenerateOption = False,
+    exclude: ExcludeOption = None,
+    dialogues: Annotated[
+        int, typer.Option("--dialogues", metavar="N", help="Dialogues written side by side.")
+    ] = 128,
+    length: Annotated[
+        int, typer.Option("--length", metavar="N", help="Tokens of the longest dialogue.")
+    ] = 512,
+    draft_vocab: Annotated[
+        int, typer.Option("--draft-vocab", metavar="N", help="Tokens that the head can draft.")
+    ] = 8192,
+    unroll: Annotated[
+        int, typer.Option("--unroll", metavar="N", help="Drafting steps that are trained through.")
+    ] = 5,
+    passes: Annotated[
+        float, typer.Option("--passes", metavar="X", help="How often each dialogue is seen.")
+    ] = 3.0,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", metavar="X", help="Train for at most so long.")
+    ] = None,
+    batch_tokens: Annotated[
+        int, typer.Option("--batch-tokens", metavar="N", help="Answer tokens a step.")
+    ] = 2048,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", metavar="X")] = 1e-3,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Same seed, same head.")] = 0,
+    init: InitOption = None,
+    save_every: Annotated[
+        float, typer.Option("--save-every", metavar="SECONDS", help="Between checkpoints.")
+    ] = 180.0,
+    layout: FormatOption = "safeailab",
+) -> None:
+    """Train an EAGLE-3 draft head for a model as it runs here, from dialogues that the model writes itself."""
+    if layout not in LAYOUTS:
+        raise UsageError(
+            f"--format is {layout}, which is not a layout we write", f"use {' or '.join(LAYOUTS)}"
+        )
+    if regenerate and data is None:
+        raise UsageError("--regenerate needs questions", "give them with --data FILE.jsonl")
+    whole = {
+        "--tokens": tokens, "--dialogues": dialogues, "--draft-vocab": draft_vocab, "--unroll": unroll,
+        "--batch-tokens": batch_tokens,
+    }  # fmt: skip
+    for name, value in (*whole.items(), ("--passes", passes), ("--minutes", minutes)):
+        if value is not None and value <= 0:
+            raise UsageError(f"{name} is {value}, which is out of range", "use more than 0")
+    if length < 32:
+        raise UsageError(f"--length is {length}, which is too short for a dialogue", "use 32 or more")
+    if not 0 < learning_rate < 1:
+        raise UsageError(f"--learning-rate is {learning_rate}, which is out of range", "use 0.0003 to 0.003")
+    settings = shared.run_settings(model=target, bits=bits, device=device, threads=threads, kernels=kernels)
+
+    from treeeagle_edge.training.processes import find_place
+    from treeeagle_edge.training.run import DataSettings, TrainingRun, train
+    from treeeagle_edge.training.trainer import TrainSettings
+
+    place = find_place()
+    run = TrainingRun(
+        target=settings,
+        out=out,
+        data=DataSettings(tokens, dialogues, length, seed, data, regenerate, tuple(exclude or ())),
+        training=TrainSettings(unroll, batch_tokens, passes, minutes, learning_rate, seed),
+        draft_vocab=draft_vocab,
+        init=init,
+        layout=layout,
+        save_every=save_every,
+    )
+    outcome = train(run, place, say if place.first else _say_nothing)
+    if place.first:
+        _finish(outcome)
+
+
+def _say_nothing(text: str) -> None:
+    """For all processes but the first."""
+
+
+def _finish(outcome: Outcome) -> None:
+    last = outcome.record.held_out[-1]
+    shares = ", ".join(f"{100 * share:.0f}" for share in last["hits"])
+    say(f"held out, share of tokens foreseen by step: {shares} %")
+    say(f"the head is in {outcome.folder}")
+    say(f"  try it: treeeagle chat --head {outcome.folder}")

@@ -1,0 +1,87 @@
+"""Where training starts: the target's own last layer, or a head that is there already."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from treeeagle_edge.checkpoint import Checkpoint
+from treeeagle_edge.head_checkpoint import HeadCheckpoint
+from treeeagle_edge.head_config import HeadConfig
+from treeeagle_edge.model_config import ModelConfig
+
+_LAYER = "layers.0."
+
+
+def head_config(target: ModelConfig, draft_vocab_size: int) -> HeadConfig:
+    """A head of the target's own widths, which taps the usual three layers."""
+    return HeadConfig(
+        hidden_size=target.hidden_size,
+        target_hidden_size=target.hidden_size,
+        num_taps=len(target.default_taps),
+        taps=target.default_taps,
+        intermediate_size=target.intermediate_size,
+        num_heads=target.num_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        rms_norm_eps=target.rms_norm_eps,
+        rope_theta=target.rope.theta,
+    )
+
+
+def lm_head_rows(checkpoint: Checkpoint, ids: Tensor) -> Tensor:
+    """[len(ids), Ht] float32 rows of the target's lm_head."""
+    tied = checkpoint.config.tie_word_embeddings
+    return checkpoint.tensor("model.embed_tokens.weight" if tied else "lm_head.weight")[ids].float()
+
+
+def from_last_layer(checkpoint: Checkpoint, config: HeadConfig, ids: Tensor, seed: int) -> dict[str, Tensor]:
+    """Tensors by name: norms, attention and MLP of the target's last layer, `lm_head` from its own.
+
+    The attention's half for the embedding starts small, `fc` hands the highest tap through. Measured on the demo model:
+    0.3 to 0.4 nats ahead of a random start after 300 steps.
+    """
+    target = checkpoint.config
+    generator = torch.Generator().manual_seed(seed)
+    layer = f"model.layers.{target.num_layers - 1}."
+    hidden = config.hidden_size
+
+    def small(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=generator) * 0.02 / (columns / 576) ** 0.5
+
+    def of_target(name: str) -> Tensor:
+        return checkpoint.tensor(layer + name).float()
+
+    tensors = {
+        f"{_LAYER}{name}": of_target(name)
+        for name in (
+            "self_attn.o_proj.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight",
+            "post_attention_layernorm.weight",
+        )
+    }  # fmt: skip
+    for which in "qkv":
+        name = f"self_attn.{which}_proj.weight"
+        matrix = of_target(name)
+        tensors[_LAYER + name] = torch.cat((small(len(matrix), hidden), matrix), dim=1)
+    tensors[_LAYER + "hidden_norm.weight"] = of_target("input_layernorm.weight")
+    tensors[_LAYER + "input_layernorm.weight"] = torch.ones(hidden)
+    fused = torch.cat([small(hidden, hidden) for _ in range(config.num_taps - 1)], dim=1)
+    tensors["fc.weight"] = torch.cat((fused, torch.eye(hidden)), dim=1)
+    tensors["norm.weight"] = checkpoint.tensor("model.norm.weight").float()
+    tensors["lm_head.weight"] = lm_head_rows(checkpoint, ids) * target.logit_scale
+    return tensors
+
+
+def from_head(opened: HeadCheckpoint, ids: Tensor) -> dict[str, Tensor]:
+    """Tensors of `opened`, its `lm_head` put into the order of `ids`.
+
+    A token that it did not know gets the mean of the known rows: the target's own would drown them.
+    """
+    known = {int(token): row for row, token in enumerate(opened.target_ids.tolist())}
+    trained = opened.tensors["lm_head.weight"].float()
+    rows = torch.stack(
+        [trained[known[token]] if token in known else trained.mean(dim=0) for token in ids.tolist()]
+    )
+    return {**{name: tensor.float() for name, tensor in opened.tensors.items()}, "lm_head.weight": rows}

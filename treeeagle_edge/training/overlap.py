@@ -1,0 +1,55 @@
+"""What does not belong into training data: questions that a head is judged by, and what was said before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+WORDS = 8  # a text shares that many words in a row with a question: too many
+_SEEN_TOKENS = 8
+_TABLE_BITS = 26  # 64 MB: a few million entries, and hardly a false one
+_MOST_SEEN = 0.5  # share of a dialogue that may have been said before
+
+
+def word_grams(text: str) -> set[tuple[str, ...]]:
+    """Every run of WORDS words, lower-case, punctuation left out."""
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[i : i + WORDS]) for i in range(len(words) - WORDS + 1)}
+
+
+class Excluded:
+    """Texts that training data must not share WORDS words in a row with."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._grams = {gram for text in texts for gram in word_grams(text)}
+
+    def overlaps(self, text: str) -> bool:
+        """Whether `text` shares so many words with one of them."""
+        return not self._grams.isdisjoint(word_grams(text))
+
+
+class Seen:
+    """Which runs of tokens occurred in dialogues so far, as one bit each by their hash."""
+
+    def __init__(self) -> None:
+        self._table = np.zeros(1 << _TABLE_BITS, dtype=bool)
+
+    def is_repeated(self, tokens: Sequence[int] | np.ndarray) -> bool:
+        """Whether most of `tokens` was there before; if not, it is noted."""
+        places = self._places(np.asarray(tokens, dtype=np.uint64))
+        if len(places) and self._table[places].mean() > _MOST_SEEN:
+            return True
+        self._table[places] = True
+        return False
+
+    @staticmethod
+    def _places(tokens: np.ndarray) -> np.ndarray:
+        """Hashes of all runs, by a polynomial modulo 2^64 and a multiplicative finish (Knuth)."""
+        if len(tokens) < _SEEN_TOKENS:
+            return np.empty(0, np.int64)
+        runs = np.lib.stride_tricks.sliding_window_view(tokens, _SEEN_TOKENS)
+        factors = np.array([pow(0x100000001B3, i, 1 << 64) for i in range(_SEEN_TOKENS)], dtype=np.uint64)
+        mixed = ((runs + np.uint64(1)) * factors).sum(axis=1, dtype=np.uint64)
+        return ((mixed * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - _TABLE_BITS)).astype(np.int64)
