@@ -43,9 +43,13 @@ def _log_probs(out) -> torch.Tensor:
     return out.log_probs[0].gather(0, out.ids[0].argsort())
 
 
-@pytest.fixture
-def head() -> Head:
-    return tiny_head(tiny_target(), slots=64)
+@pytest.fixture(
+    params=[{}, {"norm_before_residual": True}, {"norm_output": True}], ids=["plain", "residual", "output"]
+)
+def head(request: pytest.FixtureRequest) -> Head:
+    head = tiny_head(tiny_target(), slots=64)
+    head.config = replace(head.config, **request.param)
+    return head
 
 
 def test_every_step_of_every_chain_is_what_drafting_computes(head: Head) -> None:

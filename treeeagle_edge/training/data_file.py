@@ -17,8 +17,8 @@ from treeeagle_edge.training.pieces import ChatPieces
 from treeeagle_edge.training.writing import Scripts
 
 FORMAT_HINT = (
-    'one JSON object a line: {"messages": [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content":'
-    ' "Hi!"}]} or ShareGPT\'s {"conversations": [{"from": "human", "value": "Hello?"}, {"from": "gpt", "value": "Hi!"}]}'
+    'one JSON object a line: {"messages": [{"role": "user", "content": "Hello?"}, {"role": "assistant", ...}]}'
+    ' or ShareGPT\'s {"conversations": [{"from": "human", "value": "Hello?"}, {"from": "gpt", ...}]}'
 )
 _ROLES = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "system": "system"}
 

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treeeagle_edge.head_config import HeadConfig
-from treeeagle_edge.model_config import RopeConfig
 from treeeagle_edge.rope import RotaryTable, rotate
 
 _LAYER = "layers.0."
@@ -72,7 +71,7 @@ class TrainableHead(nn.Module):
         for attribute, name in TENSOR_NAMES.items():
             setattr(self, attribute, nn.Parameter(tensors[name].detach().to(torch.float32, copy=True)))
         device = tensors["fc.weight"].device
-        table = RotaryTable(RopeConfig(theta=config.rope_theta), config.head_dim, length, device)
+        table = RotaryTable(config.rope, config.head_dim, length, device)
         self._cos, self._sin = table.rows(torch.arange(table.cos.shape[0], device=device))
 
     def tensors(self) -> dict[str, Tensor]:
@@ -96,7 +95,10 @@ class TrainableHead(nn.Module):
         last = fused.shape[1] - 1
         for step in range(steps):
             drafted = _rows(embedded, (anchors + 1 + step).clamp(max=last))
-            wide = torch.cat((drafted, self._norm(hidden, self.hidden_norm)), dim=-1)
+            normed = self._norm(hidden, self.hidden_norm)
+            wide = torch.cat((drafted, normed), dim=-1)
+            if self.config.norm_before_residual:
+                hidden = normed.float()
             query = self._rotated(self._linear(wide, self.q), anchors + step, self.config.num_heads)
             if step > 0:
                 keys.append(self._rotated(self._linear(wide, self.k), anchors + step, kv_heads))
@@ -105,7 +107,10 @@ class TrainableHead(nn.Module):
             inner = self._norm(hidden, self.mlp_norm)
             gated = F.silu(self._linear(inner, self.gate)) * self._linear(inner, self.up)
             hidden = hidden + self._linear(gated, self.down).float()
-            yield self._norm(hidden, self.final_norm)
+            state = self._norm(hidden, self.final_norm)
+            yield state
+            if self.config.norm_output:
+                hidden = state.float()
 
     def _linear(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x.to(self.dtype), weight.to(self.dtype))

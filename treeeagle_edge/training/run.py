@@ -90,8 +90,8 @@ def train(run: TrainingRun, place: Place, say: Say) -> Outcome:
     tokenizer = source.tokenizer()
     corpus = open_corpus(work / "features", shards, tokenizer.decode, _excluded(run.data.exclude))
     say(
-        f"{len(corpus.train):,} dialogues to learn from, {corpus.answer_tokens:,} tokens of answers;"
-        f" {len(corpus.held_out)} kept aside; left out: {corpus.repeated} said before, {corpus.excluded} that share words with a question"
+        f"{len(corpus.train):,} dialogues to learn from, {corpus.answer_tokens:,} tokens of answers; kept aside:"
+        f" {len(corpus.held_out)}; left out: {corpus.repeated} said before, {corpus.excluded} near a judged question"
     )
     if not corpus.train or not corpus.held_out:
         raise InputError("there are too few dialogues to learn from", "write more of them: --tokens")
@@ -110,9 +110,14 @@ def train(run: TrainingRun, place: Place, say: Say) -> Outcome:
     summary = _summary(run, source, corpus, record)
     if place.first:
         write_head(
-            run.out, head.config, {name: t.cpu() for name, t in head.tensors().items()}, teacher.target_ids.cpu(),
-            layout=run.layout, target_name=source.name,
-        )  # fmt: skip
+            run.out,
+            head.config,
+            {name: tensor.cpu() for name, tensor in head.tensors().items()},
+            teacher.target_ids.cpu(),
+            layout=run.layout,
+            target_name=source.name,
+            default_taps=source.checkpoint.config.default_taps,
+        )
         _write_json(run.out / "training.json", summary)
         if can_plot():
             draw_training(record, f"a head for {source.name}, {source.bits}-bit", run.out / "training.png")
@@ -191,6 +196,11 @@ def _start(
         if folder is None:
             raise InputError("--init none is no head to start from", "leave --init out, or name a head")
         opened = open_head(folder, target)
+        if opened.embedding is not None:
+            raise InputError(
+                f"the head {run.init} has an embedding of its own, which training cannot go on from",
+                "start without --init, or from a head that shares the target's embedding",
+            )
         config = replace(opened.config, draft_vocab_size=size)
         tensors = from_head(opened, ids)
     dtype = torch.bfloat16 if source.fast_bf16 else torch.float32
