@@ -41,8 +41,8 @@ class Typed:
             raise entry
         return entry() if callable(entry) else entry
 
-    def busy(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    def kept_keys(self) -> contextlib.AbstractContextManager[None]:
+        raise AssertionError("a chat at no terminal has no keys to keep")
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ class Terminal:
     def __init__(self, *arguments: str, **variables: str) -> None:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        self.before = termios.tcgetattr(slave)
         self.ready = re.escape(PROMPT) if variables["TERM"] == "dumb" else "«ready»"
         self.process = subprocess.Popen(
             [*PROGRAM, *arguments],
@@ -164,6 +165,22 @@ def test_a_message_typed_during_an_answer_is_sent_after_it():
     terminal.send("\x04")
     assert terminal.leave() == 0
     assert [turn.user for turn in load_session(last_session_path()).turns] == ["hello", "typed ahead"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_chat_that_is_told_to_end_restores_the_terminal(number):
+    """At the prompt and while answering; whoever sent the signal sees that it worked."""
+    for moment in ("prompt", "answer"):
+        terminal = Terminal("chat", TERM="xterm", ANSWERS=f'["{"word " * 300}"]', PAUSE="0.1")
+        terminal.prompt()
+        assert termios.tcgetattr(terminal.master) != terminal.before
+        if moment == "answer":
+            terminal.send("hello\r")
+            terminal.expect("word")
+        os.kill(terminal.process.pid, number)
+        assert terminal.process.wait(PATIENCE_S) == -number
+        assert termios.tcgetattr(terminal.master) == terminal.before
+        terminal.leave()
 
 
 def test_ctrl_c_twice_while_answering():

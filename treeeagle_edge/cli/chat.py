@@ -112,10 +112,9 @@ def chat_command(
     if text is None and json_:
         raise UsageError("--json needs a prompt", 'give one with -p "…", or pipe text in')
     wishes = _read_wishes(system, raw, show_prompt, stop, json_, markdown, continue_, no_history)
-    conversation = _start(settings, choices, wishes)
-    raise typer.Exit(
-        _chat(conversation, wishes) if text is None else _answer_once(conversation, wishes, text)
-    )
+    if text is None:
+        raise typer.Exit(_chat(settings, choices, wishes))
+    raise typer.Exit(_answer_once(_start(settings, choices, wishes), wishes, text))
 
 
 def _read_wishes(
@@ -208,14 +207,18 @@ def _start(settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wish
     return conversation
 
 
-def _chat(conversation: Conversation, wishes: _Wishes) -> int:
+def _chat(settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wishes) -> int:
+    """A chat, whose first message may be typed while the model loads. Returns the exit code."""
     from treeeagle_edge.cli.line_input import choose_input
     from treeeagle_edge.cli.repl import run_repl
 
-    if conversation.session.turns:
-        count = len(conversation.session.turns)
-        say(f"going on after {count} message{'' if count == 1 else 's'}")
-    return run_repl(conversation, choose_input(remember=wishes.history))
+    source = choose_input(remember=wishes.history)
+    with source.kept_keys():
+        conversation = _start(settings, choices, wishes)
+        if conversation.session.turns:
+            count = len(conversation.session.turns)
+            say(f"going on after {count} message{'' if count == 1 else 's'}")
+        return run_repl(conversation, source)
 
 
 def _answer_once(conversation: Conversation, wishes: _Wishes, text: str) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
+from treeeagle_edge.cli.keyboard import kept_keys
 from treeeagle_edge.cli.set_command import NAMES
 from treeeagle_edge.cli.slash import COMMANDS, by_name
 from treeeagle_edge.history import state_dir
@@ -30,8 +30,8 @@ class LineInput(Protocol):
     def read(self, prompt: str) -> str:
         """One entry. Raises EOFError for Ctrl-D on an empty line and KeyboardInterrupt for Ctrl-C."""
 
-    def busy(self) -> AbstractContextManager[None]:
-        """While this lasts the program answers, and keys are kept for the next entry."""
+    def kept_keys(self) -> AbstractContextManager[None]:
+        """For a whole chat: while this lasts, keys pressed between two reads are kept for the next one."""
 
 
 class PlainInput:
@@ -41,7 +41,7 @@ class PlainInput:
         """One line."""
         return input(prompt)
 
-    def busy(self) -> AbstractContextManager[None]:
+    def kept_keys(self) -> AbstractContextManager[None]:
         """Nothing to do: the terminal keeps whole lines itself."""
         return contextlib.nullcontext()
 
@@ -66,26 +66,9 @@ class EditorInput:
         """One entry, which may have several lines."""
         return self._session.prompt(prompt)
 
-    @contextlib.contextmanager
-    def busy(self) -> Iterator[None]:
-        """Keep keys as they were pressed: a terminal in its ordinary mode would turn Enter into Ctrl-J, which adds a
-        line to the next entry instead of sending it, and would echo keys into the answer. Ctrl-C still interrupts.
-        """
-        if sys.platform == "win32" or not sys.stdin.isatty():
-            yield
-            return
-        import termios
-
-        terminal = sys.stdin.fileno()
-        before = termios.tcgetattr(terminal)
-        quiet = termios.tcgetattr(terminal)
-        quiet[0] &= ~termios.ICRNL
-        quiet[3] &= ~(termios.ECHO | termios.ICANON)
-        termios.tcsetattr(terminal, termios.TCSANOW, quiet)
-        try:
-            yield
-        finally:
-            termios.tcsetattr(terminal, termios.TCSANOW, before)
+    def kept_keys(self) -> AbstractContextManager[None]:
+        """Keys as they were pressed, and none of them in an answer."""
+        return kept_keys()
 
 
 def read_message(source: LineInput) -> str:

@@ -20,9 +20,7 @@ def run_repl(conversation: Conversation, source: LineInput) -> int:
     hinted = False
     while True:
         try:
-            message = read_message(source)
-            with source.busy():
-                take(conversation, message)
+            take(conversation, read_message(source))
         except (EOFError, LeaveChat):
             return EXIT_OK
         except TreeEagleError as error:
