@@ -15,8 +15,9 @@ def kept_keys() -> Iterator[None]:
 
     A terminal in its ordinary mode would turn Enter into Ctrl-J, which adds a line to an entry instead of sending it,
     and would echo keys into an answer. The line editor has a mode of its own while it reads, and comes back to this
-    one: there is no moment of the ordinary mode in between. Ctrl-C still interrupts. Where stdin is no terminal, nothing
-    changes.
+    one: there is no moment of the ordinary mode in between. Ctrl-C still interrupts.
+
+    Where stdin is no terminal, nothing changes.
     """
     if sys.platform == "win32" or not sys.stdin.isatty():
         yield
