@@ -18,7 +18,6 @@ from treeeagle_edge.head_checkpoint import HeadCheckpoint
 from treeeagle_edge.kernels.dispatch import attention
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
-from treeeagle_edge.model_config import RopeConfig
 from treeeagle_edge.rope import RotaryTable
 
 
@@ -26,7 +25,7 @@ from treeeagle_edge.rope import RotaryTable
 class HeadOutput:
     """What a head pass gives for the R rows it scored."""
 
-    hidden: Tensor  # [R, H] before the final norm: what further drafting is fed with
+    hidden: Tensor  # [R, H] what further drafting is fed with: before the final norm, or with norm_output after it
     log_probs: Tensor  # [R, top] float32, the most likely next tokens, best first
     ids: Tensor  # [R, top] int64, ids of the target's vocabulary
 
@@ -71,7 +70,7 @@ class Head:
         own = checkpoint.embedding
         self._own_embedding = None if own is None else own.to(device=device, dtype=dtype)
         self._embed = embed if own is None else self._embed_own
-        self._rope = RotaryTable(RopeConfig(theta=config.rope_theta), config.head_dim, context, device)
+        self._rope = RotaryTable(config.rope, config.head_dim, context, device)
         self.store = KVStore.allocate(1, slots, config.num_kv_heads, config.head_dim, dtype, device)
 
     @property
@@ -121,7 +120,8 @@ class Head:
     ) -> Tensor:
         config = self.config
         embedding = self._norm(self._embed(tokens).to(self.dtype), self._embedding_norm)
-        wide = torch.cat((embedding, self._norm(hidden, self._hidden_norm)), dim=-1)
+        normed = self._norm(hidden, self._hidden_norm)
+        wide = torch.cat((embedding, normed), dim=-1)
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         q, k, v = F.linear(wide, self._qkv).split((q_size, kv_size, kv_size), dim=-1)
         query = self._rope.apply(q.view(-1, config.num_heads, config.head_dim), positions)
@@ -129,15 +129,16 @@ class Head:
         keys[slots] = self._rope.apply(k.view(-1, config.num_kv_heads, config.head_dim), positions)
         values[slots] = v.view(-1, config.num_kv_heads, config.head_dim)
         mixed = attention(query, keys, values, view).reshape(-1, q_size)
-        hidden = hidden + F.linear(mixed, self._o)
+        hidden = (normed if config.norm_before_residual else hidden) + F.linear(mixed, self._o)
         gate, up = F.linear(self._norm(hidden, self._mlp_norm), self._gate_up).chunk(2, dim=-1)
         return hidden + F.linear(F.silu(gate) * up, self._down)
 
     def _score(self, hidden: Tensor, top: int) -> HeadOutput:
-        logits = F.linear(self._norm(hidden, self._final_norm), self._lm_head).float()
+        final = self._norm(hidden, self._final_norm)
+        logits = F.linear(final, self._lm_head).float()
         values, ids = logits.topk(min(top, logits.shape[-1]), dim=-1)
         log_probs = values - logits.logsumexp(dim=-1, keepdim=True)
-        return HeadOutput(hidden, log_probs, self._target_ids[ids])
+        return HeadOutput(final if self.config.norm_output else hidden, log_probs, self._target_ids[ids])
 
     def clean_rows(self, slots: Tensor) -> None:
         """Zero what is not finite in the KV rows at `slots`: one bad feature must not spoil every later draft."""

@@ -1,4 +1,4 @@
-"""Reads an EAGLE-3 head in the SafeAILab layout (SafeAILab/EAGLE, arXiv 2503.01840).
+"""Reads an EAGLE-3 head (arXiv 2503.01840) in either layout of `head_layouts`.
 
 Shapes decide, the config is a cross-check.
 """
@@ -6,40 +6,22 @@ Shapes decide, the config is a cross-check.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from treeeagle_edge.config_rope import rope_from_config
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.head_files import locate_head, read_head_json, read_head_tensors
+from treeeagle_edge.head_layouts import NO_HEAD_HINT, REQUIRED, CanonicalHead, canonical_head
 from treeeagle_edge.model_config import ModelConfig
 
-_LAYER = "layers.0."
-_REQUIRED = (
-    "fc.weight",
-    "layers.0.hidden_norm.weight",
-    "layers.0.input_layernorm.weight",
-    "layers.0.post_attention_layernorm.weight",
-    "layers.0.self_attn.q_proj.weight",
-    "layers.0.self_attn.k_proj.weight",
-    "layers.0.self_attn.v_proj.weight",
-    "layers.0.self_attn.o_proj.weight",
-    "layers.0.mlp.gate_proj.weight",
-    "layers.0.mlp.up_proj.weight",
-    "layers.0.mlp.down_proj.weight",
-    "norm.weight",
-    "lm_head.weight",
-)
-_OPTIONAL = ("d2t", "embed_tokens.weight")
-_IGNORED = ("t2d", "layers.0.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
 _SAME_EMBEDDING = 0.999  # mean cosine: the same numbers but for rounding
 _RANDOM_EMBEDDING = 0.1  # mean cosine: no direction in common with the target's
-_DEFAULT_ROPE_BASE = 10_000.0  # of the trainers; a head never inherits the target's
-_NO_HEAD_HINT = "pass --head none to decode plainly, or a head that was trained for this model"
 
 
 @dataclass(frozen=True)
@@ -60,19 +42,16 @@ def open_head(
 
     `target_embed` maps [M] ids to the target's [M, Ht] embeddings, so that a head's embedding that repeats
     them is shared. Raises InputError, naming the key and both numbers, when the file is damaged, not an
-    EAGLE-3 head of this layout, or made for another target.
+    EAGLE-3 head that runs here, or made for another target.
     """
     folder, weights = locate_head(path)
-    raw = read_head_tensors(weights)
     declared = read_head_json(folder / "config.json")
-    tensors = {
-        name.replace("midlayer.", _LAYER, 1) if name.startswith("midlayer.") else name: t
-        for name, t in raw.items()
-    }
-    _check_names(tensors, weights)
-    config = _derive_config(tensors, declared, target, weights)
-    _cross_check(config, declared, folder)
+    head = canonical_head(read_head_tensors(weights), declared, target, weights)
+    tensors = head.tensors
+    config = _derive_config(head, target, weights)
+    _cross_check(config, head.declared, folder)
     target_ids, notes = _draft_to_target(tensors.get("d2t"), config)
+    notes = (*head.notes, *notes)
     embedding = tensors.get("embed_tokens.weight")
     if embedding is not None and target_embed is not None and embedding.shape[1] == target.hidden_size:
         likeness = _likeness(embedding, target_embed)
@@ -83,9 +62,10 @@ def open_head(
     if embedding is None and config.hidden_size != target.hidden_size:
         raise InputError(
             f"the head is {config.hidden_size} wide, the target {target.hidden_size}, and it brings no embed_tokens",
-            _NO_HEAD_HINT,
+            NO_HEAD_HINT,
         )
-    kept = {name: tensors[name] for name in _REQUIRED}
+    config = replace(config, own_embedding=embedding is not None)
+    kept = {name: tensors[name] for name in REQUIRED}
     return HeadCheckpoint(config, kept, target_ids, embedding, notes)
 
 
@@ -94,30 +74,8 @@ def read_head_config(path: Path, target: ModelConfig) -> HeadConfig:
     return open_head(path, target).config
 
 
-def _check_names(tensors: Mapping[str, Tensor], weights: Path) -> None:
-    missing = [name for name in _REQUIRED if name not in tensors]
-    fc = tensors.get("fc.weight")
-    two_inputs = (
-        fc is not None and fc.ndim == 2 and fc.shape[1] == 2 * fc.shape[0]
-    )  # one feature, one embedding
-    if "fc.bias" in tensors or (two_inputs and "layers.0.hidden_norm.weight" in missing):
-        raise InputError(
-            f"{weights.name} looks like an EAGLE-1 or EAGLE-2 head, which is not supported", _NO_HEAD_HINT
-        )
-    if missing:
-        raise InputError(f"{weights} is no EAGLE-3 head: it lacks {', '.join(missing[:4])}", _NO_HEAD_HINT)
-    known = {*_REQUIRED, *_OPTIONAL, *_IGNORED}
-    unknown = sorted(name for name in tensors if name not in known)
-    if unknown:
-        raise InputError(
-            f"the head holds tensors this layout does not know: {', '.join(unknown[:8])}",
-            "heads of other trainers change the arithmetic silently, so they are refused until supported",
-        )
-
-
-def _derive_config(
-    tensors: Mapping[str, Tensor], declared: Mapping[str, Any], target: ModelConfig, weights: Path
-) -> HeadConfig:
+def _derive_config(head: CanonicalHead, target: ModelConfig, weights: Path) -> HeadConfig:
+    tensors, declared = head.tensors, head.declared
     hidden = tensors["norm.weight"].shape[0]
     fc_in = tensors["fc.weight"].shape[1]
     q_rows = tensors["layers.0.self_attn.q_proj.weight"].shape[0]
@@ -150,21 +108,23 @@ def _derive_config(
     if fc_in % target.hidden_size:
         raise InputError(
             f"fc.weight takes {fc_in} features, no multiple of the target's hidden size {target.hidden_size}",
-            f"this head was trained for another model; {_NO_HEAD_HINT}",
+            f"this head was trained for another model; {NO_HEAD_HINT}",
         )
     num_taps = fc_in // target.hidden_size
-    taps = _taps(declared, num_taps, target)
+    _check_taps(head.taps, num_taps, target)
     vocab = embedding.shape[0] if embedding is not None else target.vocab_size
     if vocab != target.vocab_size:
         raise InputError(
             f"embed_tokens.weight has {vocab} rows, the target's vocabulary {target.vocab_size}",
-            f"this head was trained for another model; {_NO_HEAD_HINT}",
+            f"this head was trained for another model; {NO_HEAD_HINT}",
         )
+    longest = int(declared.get("max_position_embeddings") or target.max_position)
+    rope = rope_from_config(declared, longest, weights.parent)  # its own: a head never inherits the target's
     return HeadConfig(
         hidden_size=hidden,
         target_hidden_size=target.hidden_size,
         num_taps=num_taps,
-        taps=taps,
+        taps=head.taps,
         intermediate_size=intermediate,
         num_heads=heads,
         num_kv_heads=k_rows // head_dim,
@@ -172,8 +132,11 @@ def _derive_config(
         vocab_size=target.vocab_size,
         draft_vocab_size=draft_vocab,
         rms_norm_eps=float(declared.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(declared.get("rope_theta") or _DEFAULT_ROPE_BASE),
+        rope_theta=rope.theta,
         own_embedding=embedding is not None,
+        scaled_rope=None if rope.kind == "default" else rope,
+        norm_before_residual=bool(declared.get("norm_before_residual")),
+        norm_output=bool(declared.get("norm_output")),
     )
 
 
@@ -190,19 +153,13 @@ def _heads(declared: Mapping[str, Any], q_rows: int, k_rows: int) -> tuple[int, 
     return q_rows // head_dim, head_dim
 
 
-def _taps(declared: Mapping[str, Any], num_taps: int, target: ModelConfig) -> tuple[int, ...]:
-    """Indices into hidden_states; nested ids are layer outputs (index = id + 1), the default is the reference's."""
-    nested = (declared.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    taps = tuple(int(i) + 1 for i in nested) if nested else target.default_taps
+def _check_taps(taps: tuple[int, ...], num_taps: int, target: ModelConfig) -> None:
     if len(taps) != num_taps:
         raise InputError(
-            f"fc.weight takes {num_taps} features, but {len(taps)} tapped layers are declared", _NO_HEAD_HINT
+            f"fc.weight takes {num_taps} features, but {len(taps)} tapped layers are declared", NO_HEAD_HINT
         )
     if not all(0 <= tap < target.num_layers for tap in taps):
-        raise InputError(
-            f"the head taps layers {taps}, but the target has {target.num_layers}", _NO_HEAD_HINT
-        )
-    return taps
+        raise InputError(f"the head taps layers {taps}, but the target has {target.num_layers}", NO_HEAD_HINT)
 
 
 def _cross_check(config: HeadConfig, declared: Mapping[str, Any], folder: Path) -> None:
@@ -235,19 +192,19 @@ def _draft_to_target(d2t: Tensor | None, config: HeadConfig) -> tuple[Tensor, tu
         if draft_vocab != vocab:
             raise InputError(
                 f"the head has no d2t, but its {draft_vocab} draft ids are not the {vocab} of the target",
-                _NO_HEAD_HINT,
+                NO_HEAD_HINT,
             )
         return draft_ids, ()
     if d2t.dtype not in (torch.int64, torch.int32) or d2t.shape != (draft_vocab,):
         raise InputError(
             f"d2t is {d2t.dtype} of shape {tuple(d2t.shape)}, expected integers of shape ({draft_vocab},)",
-            _NO_HEAD_HINT,
+            NO_HEAD_HINT,
         )
     d2t = d2t.long()
     if draft_vocab < vocab and not d2t.any():
         raise InputError(
             f"d2t is all zero although the draft vocabulary {draft_vocab} is smaller than {vocab}",
-            _NO_HEAD_HINT,
+            NO_HEAD_HINT,
         )
     offsets = draft_ids + d2t
     if _valid_ids(offsets, vocab):
@@ -255,7 +212,7 @@ def _draft_to_target(d2t: Tensor | None, config: HeadConfig) -> tuple[Tensor, tu
     if _valid_ids(d2t, vocab):
         return d2t, ("the head's d2t holds absolute ids instead of offsets; read as such",)
     raise InputError(
-        "d2t maps draft ids outside the target's vocabulary or to the same id twice", _NO_HEAD_HINT
+        "d2t maps draft ids outside the target's vocabulary or to the same id twice", NO_HEAD_HINT
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from treeeagle_edge.model_config import RopeConfig
+
 
 @dataclass(frozen=True)
 class HeadConfig:
@@ -22,6 +24,14 @@ class HeadConfig:
     rms_norm_eps: float
     rope_theta: float
     own_embedding: bool = False  # the file's embed_tokens differs from the target's and is kept
+    scaled_rope: RopeConfig | None = None  # where positions are scaled; its theta is rope_theta
+    norm_before_residual: bool = False  # the residual is the normalised state (speculators' heads)
+    norm_output: bool = False  # drafting goes on from the state after the final norm (EAGLE-3.1)
+
+    @property
+    def rope(self) -> RopeConfig:
+        """The head's own rotary embedding."""
+        return self.scaled_rope or RopeConfig(theta=self.rope_theta)
 
     @property
     def num_parameters(self) -> int:

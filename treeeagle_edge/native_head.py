@@ -12,7 +12,6 @@ from treeeagle_edge.kernels.native.head import Head
 from treeeagle_edge.kernels.native.structs import HeadConfig
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
-from treeeagle_edge.model_config import RopeConfig
 from treeeagle_edge.native_target import NativeTarget, native_store, native_view
 from treeeagle_edge.rope import RotaryTable
 
@@ -51,15 +50,13 @@ class NativeHead:
         """`slots` rows of KV, scratch rows included; passes of at most `max_rows` rows, `max_scored` of them scored."""
         self.config = config = checkpoint.config
         self.notes = checkpoint.notes
-        table = RotaryTable(
-            RopeConfig(theta=config.rope_theta), config.head_dim, context, torch.device("cpu")
-        )
+        table = RotaryTable(config.rope, config.head_dim, context, torch.device("cpu"))
         self._head = head = Head(
             target.model,
             HeadConfig(
                 config.hidden_size, config.num_taps * config.target_hidden_size, config.intermediate_size,
                 config.num_heads, config.num_kv_heads, config.head_dim, config.draft_vocab_size, table.cos.shape[0],
-                max_rows, max_scored, config.rms_norm_eps, 0, 0,
+                max_rows, max_scored, config.rms_norm_eps, config.norm_before_residual, config.norm_output,
             ),
         )  # fmt: skip
         for name, tensor in _MATRICES.items():

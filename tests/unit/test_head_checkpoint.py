@@ -1,4 +1,4 @@
-"""Head checkpoints in the SafeAILab layout: shapes decide, contradictions are named, nothing is guessed silently."""
+"""Head checkpoints: shapes decide, contradictions are named, nothing is guessed silently."""
 
 from __future__ import annotations
 
@@ -134,7 +134,11 @@ def change(name: str, value: Tensor | None) -> dict[str, Tensor]:
         ),
         (change("fc.bias", torch.zeros(32)), {}, "EAGLE-1 or EAGLE-2"),
         (change("midlayer.hidden_norm.weight", None), {}, "lacks layers.0.hidden_norm.weight"),
-        (change("fc_norm.0.weight", torch.zeros(32)), {}, "does not know: fc_norm.0.weight"),
+        (
+            change("midlayer.mlp.up_proj.bias", torch.zeros(48)),
+            {},
+            "no known layout has: layers.0.mlp.up_proj.bias",
+        ),
         (change("embed_tokens.weight", torch.zeros(50, 32)), {}, "50 rows, the target's vocabulary 40"),
         (head_tensors(), {"hidden_size": 99}, "hidden_size 99, its tensors and the target say 32"),
         (head_tensors(), {"vocab_size": 41}, "vocab_size 41"),
