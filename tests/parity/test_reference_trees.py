@@ -1,4 +1,7 @@
-"""Drafted trees and walked paths equal those the reference implementation drew with the same head and prompts."""
+"""Drafted trees and walked paths equal those the reference implementation drew with the same head and prompts.
+
+So do those of the same head written by `write_head` in either layout and read again.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,11 @@ from treeeagle_edge.head_checkpoint import open_head
 from treeeagle_edge.passes import MAX_EXPANSIONS
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
-from treeeagle_edge.target import load_target
+from treeeagle_edge.target import Target, load_target
+from treeeagle_edge.training.export import LAYOUTS, write_head
 from treeeagle_edge.tree import DraftTree
 
+BRINGUP = "smollm2-eagle3-bringup"
 CONTEXT, SLOTS = 512, 544
 SCORE_TOLERANCE = 1e-4  # two nodes whose scores differ by less may change places at the cut
 
@@ -29,18 +34,18 @@ def reference(shared_data: Path) -> dict:
 
 
 @pytest.fixture(scope="module")
-def engine(demo_gguf: Path, shared_data: Path, reference: dict) -> Engine:
-    cpu = torch.device("cpu")
-    checkpoint = open_checkpoint(demo_gguf)
-    target = load_target(checkpoint, bits=32, context=CONTEXT, device=cpu)
-    folder = shared_data / "smollm2-eagle3-bringup"
+def target(demo_gguf: Path) -> Target:
+    return load_target(open_checkpoint(demo_gguf), bits=32, context=CONTEXT, device=torch.device("cpu"))
+
+
+def engine_with(folder: Path, target: Target, reference: dict) -> Engine:
     head = Head(
-        open_head(folder, checkpoint.config, target.embed),
+        open_head(folder, target.config, target.embed),
         target.embed,
         slots=SLOTS + MAX_EXPANSIONS,
         context=CONTEXT,
         dtype=torch.float32,
-        device=cpu,
+        device=torch.device("cpu"),
     )
     settings = reference["settings"]
     shape = TreeShape(depth=settings["depth"], branching=settings["branching"], nodes=settings["nodes"])
@@ -64,9 +69,10 @@ def assert_same_tree(ours: DraftTree, theirs: dict) -> None:
         assert ours.log_probs[mine[path]] - cut < SCORE_TOLERANCE, f"{path} is no tie at the cut"
 
 
-def test_trees_and_walks_equal_the_reference(engine: Engine, reference: dict) -> None:
+def compare(engine: Engine, prompts: list[dict]) -> int:
+    """Answer each prompt, hold every round to the recorded one; how many there were."""
     compared = 0
-    for prompt in reference["prompts"]:
+    for prompt in prompts:
         ids, expected = prompt["prompt_ids"], prompt["rounds"]
         tokens_needed = expected[-1]["context_length"] + 8 - len(ids)
         # the reference stops by rounds, not by tokens: no limit may shorten our last trees
@@ -87,4 +93,21 @@ def test_trees_and_walks_equal_the_reference(engine: Engine, reference: dict) ->
             assert ours.next_token == theirs["next_token"]
             length += len(walked)
             compared += 1
-    assert compared >= 20
+    return compared
+
+
+def test_trees_and_walks_equal_the_reference(target: Target, shared_data: Path, reference: dict) -> None:
+    engine = engine_with(shared_data / BRINGUP, target, reference)
+    assert compare(engine, reference["prompts"]) >= 20
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_head_written_and_read_again_draws_them_too(
+    layout: str, target: Target, shared_data: Path, reference: dict, tmp_path: Path
+) -> None:
+    opened = open_head(shared_data / BRINGUP, target.config, target.embed)
+    write_head(
+        tmp_path, opened.config, opened.tensors, opened.target_ids, layout=layout, target_name="target",
+        default_taps=target.config.default_taps,
+    )  # fmt: skip
+    assert compare(engine_with(tmp_path, target, reference), reference["prompts"][:2]) == 20
