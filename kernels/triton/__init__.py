@@ -1,0 +1,1 @@
+"""Triton kernels of the CUDA path; `reference` beside them, and `kernels.reference` for attention, define them."""

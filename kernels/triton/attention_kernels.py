@@ -1,0 +1,223 @@
+"""Tree attention in Triton: a table of ancestors, the prefix in splits, and ancestors merged with the splits.
+
+FlashAttention's running softmax (Dao, arXiv 2307.08691; Milakov and Gimelshein, arXiv 1805.02867) with the keys split
+over the grid as in flash-decoding. Exponents are to base 2, whose factor is part of the scale.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(
+    do_not_specialize=("num_rows", "visible_stride_m", "visible_stride_r"),
+    do_not_specialize_on_alignment=("rows",),
+)
+def ancestor_table_kernel(
+    visible: tl.tensor,  # [M, R] bool
+    rows: tl.tensor,  # [R] int64 slots
+    table: tl.tensor,  # [M, R] int64, out
+    counts: tl.tensor,  # [M] int32, out
+    num_rows: int,
+    visible_stride_m: int,
+    visible_stride_r: int,
+    block_r: tl.constexpr,
+) -> None:
+    """One program a query row: gathers the slots that the row may read at the front of its line, in reading order."""
+    m = tl.program_id(0)
+    r = tl.arange(0, block_r)
+    there = r < num_rows
+    granted = tl.load(visible + m * visible_stride_m + r * visible_stride_r, mask=there, other=0).to(tl.int32)
+    place = tl.cumsum(granted, 0) - 1
+    slots = tl.load(rows + r, mask=there, other=0)
+    tl.store(table + m * num_rows + place, slots, mask=granted != 0)
+    tl.store(counts + m, tl.sum(granted, 0))
+
+
+@triton.jit
+def _load_query(
+    pointers: tl.tensor, real: tl.tensor, before: tl.constexpr, operand: tl.constexpr
+) -> tl.tensor:
+    """Rows of Q in the type of the products, scaled first: by a power of two, which rounds nothing."""
+    return (tl.load(pointers, mask=real, other=0.0).to(tl.float32) * before).to(operand)
+
+
+@triton.jit
+def _read_block(
+    query: tl.tensor,  # [rows, block_d], scaled
+    slots: tl.tensor,  # [block_n] slots to read, where `there`
+    there: tl.tensor,
+    kv_head: tl.tensor,
+    highest: tl.tensor,
+    total: tl.tensor,
+    mixed: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
+    stride_slot: tl.tensor,
+    stride_head: tl.tensor,
+    scale_stride_slot: tl.tensor,
+    after: tl.constexpr,
+    head_dim: tl.constexpr,
+    block_d: tl.constexpr,
+    operand: tl.constexpr,
+    quantized: tl.constexpr,
+) -> tl.tensor:
+    """Every query row reads one block of slots. Where `there` is false nothing is loaded, so nothing can leak."""
+    d = tl.arange(0, block_d)
+    offsets = (slots * stride_slot + kv_head * stride_head)[:, None] + d[None, :]
+    real = there[:, None] & (d < head_dim)[None, :]
+    k = tl.load(keys + offsets, mask=real, other=0).to(operand)
+    v = tl.load(values + offsets, mask=real, other=0)
+    scores = tl.dot(query, tl.trans(k), input_precision="ieee") * after
+    if quantized:
+        scale_offsets = slots * scale_stride_slot + kv_head
+        scores *= tl.load(key_scales + scale_offsets, mask=there, other=0.0)[None, :]
+        v = v.to(tl.float32) * tl.load(value_scales + scale_offsets, mask=there, other=0.0)[:, None]
+    scores = tl.where(there[None, :], scores, float("-inf"))
+    raised = tl.maximum(highest, tl.max(scores, 1))
+    # -inf where nothing was read yet, nor now: 0 serves in its place
+    pivot = tl.where(raised == float("-inf"), 0.0, raised)
+    weights = tl.exp2(scores - pivot[:, None])
+    shrink = tl.exp2(highest - pivot)
+    total = total * shrink + tl.sum(weights, 1)
+    mixed = tl.dot(weights.to(operand), v.to(operand), mixed * shrink[:, None], input_precision="ieee")
+    return raised, total, mixed
+
+
+@triton.jit(
+    do_not_specialize=("num_rows", "length", "split_length"), do_not_specialize_on_alignment=("prefix",)
+)
+def prefix_kernel(
+    query: tl.tensor,  # [M, heads, head_dim]
+    keys: tl.tensor,  # [slots, kv_heads, head_dim], or int8 with
+    values: tl.tensor,
+    key_scales: tl.tensor,  # [slots, kv_heads] float32
+    value_scales: tl.tensor,
+    prefix: tl.tensor,  # [length] int64 slots
+    partial: tl.tensor,  # [splits, M * heads, head_dim] float32, out: what a split alone would give
+    peaks: tl.tensor,  # [splits, M * heads] float32, out: log2 of the split's sum of exponentials
+    num_rows: int,  # M * group
+    length: int,
+    split_length: int,
+    query_stride_m: int,
+    query_stride_h: int,
+    stride_slot: int,
+    stride_head: int,
+    scale_stride_slot: int,
+    before: tl.constexpr,
+    after: tl.constexpr,
+    group: tl.constexpr,
+    kv_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    block_d: tl.constexpr,
+    block_q: tl.constexpr,
+    block_n: tl.constexpr,
+    operand: tl.constexpr,
+    quantized: tl.constexpr,
+) -> None:
+    """Grid (tiles of rows, KV heads, splits). Row i of a KV head is query head i % group of node i // group.
+
+    All nodes and grouped heads of a tile share every key that is loaded: prefix slots are read by all, without a mask.
+    """
+    i = tl.program_id(0) * block_q + tl.arange(0, block_q)
+    kv_head, split = tl.program_id(1), tl.program_id(2)
+    d = tl.arange(0, block_d)
+    head = kv_head * group + i % group
+    real = (i < num_rows)[:, None] & (d < head_dim)[None, :]
+    offsets = (i // group).to(tl.int64) * query_stride_m + head * query_stride_h
+    q = _load_query(query + offsets[:, None] + d[None, :], real, before, operand)
+
+    highest = tl.full([block_q], float("-inf"), tl.float32)
+    total = tl.zeros([block_q], tl.float32)
+    mixed = tl.zeros([block_q, block_d], tl.float32)
+    start = split * split_length
+    stop = tl.minimum(start + split_length, length)
+    for first in range(start, stop, block_n):
+        n = first + tl.arange(0, block_n)
+        there = n < stop
+        slots = tl.load(prefix + n, mask=there, other=0)
+        highest, total, mixed = _read_block(
+            *(q, slots, there, kv_head, highest, total, mixed),
+            *(keys, values, key_scales, value_scales, stride_slot, stride_head, scale_stride_slot),
+            *(after, head_dim, block_d, operand, quantized),
+        )
+
+    row = split * (num_rows * kv_heads) + (i // group) * (group * kv_heads) + head
+    divisor = tl.where(total == 0.0, 1.0, total)  # every score -inf: the split weighs nothing
+    tl.store(partial + row.to(tl.int64)[:, None] * head_dim + d[None, :], mixed / divisor[:, None], mask=real)
+    peak = tl.where(total == 0.0, float("-inf"), highest + tl.log2(divisor))
+    tl.store(peaks + row, peak, mask=i < num_rows)
+
+
+@triton.jit(do_not_specialize=("num_nodes", "table_width", "splits"))
+def ancestors_kernel(
+    query: tl.tensor,  # [M, heads, head_dim]
+    keys: tl.tensor,
+    values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
+    table: tl.tensor,  # [M, table_width] int64: the first counts[m] slots of line m are read by node m
+    counts: tl.tensor,
+    partial: tl.tensor,  # as prefix_kernel left them
+    peaks: tl.tensor,
+    out: tl.tensor,  # [M, heads, head_dim], in the dtype of query
+    num_nodes: int,  # M
+    table_width: int,
+    splits: int,
+    query_stride_m: int,
+    query_stride_h: int,
+    stride_slot: int,
+    stride_head: int,
+    scale_stride_slot: int,
+    before: tl.constexpr,
+    after: tl.constexpr,
+    group: tl.constexpr,
+    kv_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    block_d: tl.constexpr,
+    block_g: tl.constexpr,
+    block_n: tl.constexpr,
+    operand: tl.constexpr,
+    quantized: tl.constexpr,
+) -> None:
+    """Grid (nodes, KV heads): reads the node's own ancestors, itself the last, then merges the splits of the prefix.
+
+    A node's line of the table names nothing else, so what siblings hold, NaN included, cannot reach it.
+    """
+    node, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    g, d = tl.arange(0, block_g), tl.arange(0, block_d)
+    head = kv_head * group + g
+    real = (g < group)[:, None] & (d < head_dim)[None, :]
+    offsets = node * query_stride_m + head * query_stride_h
+    q = _load_query(query + offsets[:, None] + d[None, :], real, before, operand)
+
+    highest = tl.full([block_g], float("-inf"), tl.float32)
+    total = tl.zeros([block_g], tl.float32)
+    mixed = tl.zeros([block_g, block_d], tl.float32)
+    count = tl.load(counts + node)
+    for first in range(0, count, block_n):
+        a = first + tl.arange(0, block_n)
+        there = a < count
+        slots = tl.load(table + node * table_width + a, mask=there, other=0)
+        highest, total, mixed = _read_block(
+            *(q, slots, there, kv_head, highest, total, mixed),
+            *(keys, values, key_scales, value_scales, stride_slot, stride_head, scale_stride_slot),
+            *(after, head_dim, block_d, operand, quantized),
+        )
+
+    line = node * (group * kv_heads) + head
+    # fetched ahead: each split is a wait for memory and little else
+    for split in tl.range(0, splits, num_stages=3):
+        row = split * num_nodes * (group * kv_heads) + line
+        peak = tl.load(peaks + row, mask=g < group, other=float("-inf"))
+        part = tl.load(partial + row[:, None] * head_dim + d[None, :], mask=real, other=0.0)
+        raised = tl.maximum(highest, peak)
+        pivot = tl.where(raised == float("-inf"), 0.0, raised)
+        shrink, weight = tl.exp2(highest - pivot), tl.exp2(peak - pivot)
+        total = total * shrink + weight
+        mixed = mixed * shrink[:, None] + part * weight[:, None]
+        highest = raised
+    tl.store(out + line[:, None] * head_dim + d[None, :], mixed / total[:, None], mask=real)
