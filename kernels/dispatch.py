@@ -7,11 +7,18 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from treeeagle_edge.errors import UsageError
+from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.kernels import reference, reference_exact
+from treeeagle_edge.kernels.triton import availability
 from treeeagle_edge.kernels.view import AttentionView, BatchView
 
 Backend = Callable[[Tensor, Tensor, Tensor, AttentionView], Tensor]
+
+
+def _triton(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView) -> Tensor:
+    from treeeagle_edge.kernels.triton import attention as on_triton  # imports triton: only where it is used
+
+    return on_triton.attention(query, keys, values, view)
 
 
 class _Dispatcher:
@@ -21,6 +28,7 @@ class _Dispatcher:
         self.backends: dict[str, Backend] = {
             "reference": reference.attention,
             "exact": reference_exact.attention,
+            "triton": _triton,
         }
         self.name = "reference"
 
@@ -29,8 +37,16 @@ _dispatcher = _Dispatcher()
 
 
 def available_backends() -> tuple[str, ...]:
-    """Names for `set_backend`: "reference" is the definition, "exact" does not depend on the shape of the pass."""
-    return tuple(_dispatcher.backends)
+    """Names that `set_backend` takes on this machine.
+
+    "reference" is the definition, "exact" does not depend on the shape of the pass, "triton" is for CUDA.
+    """
+    return tuple(name for name in _dispatcher.backends if _refusal(name) is None)
+
+
+def _refusal(name: str) -> CannotRunError | None:
+    """Why a backend cannot run here; looked up anew each time, since a test may interpret Triton's kernels."""
+    return availability.problem() if name == "triton" else None
 
 
 def current_backend() -> str:
@@ -39,17 +55,23 @@ def current_backend() -> str:
 
 
 def set_backend(name: str) -> None:
-    """Use `name` from now on, in every thread. Raises UsageError for an unknown name."""
+    """Use `name` from now on, in every thread.
+
+    Raises UsageError for an unknown name, CannotRunError for a backend that cannot run on this machine.
+    """
     if name not in _dispatcher.backends:
         raise UsageError(
             f"there is no attention backend {name!r}", f"use one of: {', '.join(available_backends())}"
         )
+    refusal = _refusal(name)
+    if refusal is not None:
+        raise refusal
     _dispatcher.name = name
 
 
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Use `name` within the block, then the one before it again. Raises UsageError for an unknown name."""
+    """Use `name` within the block, then the one before it again. Raises as `set_backend` does."""
     before = _dispatcher.name
     set_backend(name)
     try:

@@ -1,0 +1,109 @@
+"""Triton as an attention backend: refused with a reason where it cannot run, imported only where it is used."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+import torch
+from triton_cases import DEVICE, assert_near, needs_triton, normal, tree_view
+
+from treeeagle_edge.errors import CannotRunError
+from treeeagle_edge.kernels import dispatch, reference
+from treeeagle_edge.kernels.triton import availability
+from treeeagle_edge.kernels.view import BatchView
+
+SLOTS = 80
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A machine with everything: triton, a card of compute capability 8.6, gcc. Nothing is interpreted."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
+    monkeypatch.setattr(
+        availability.shutil, "which", lambda name: f"/usr/bin/{name}" if name == "gcc" else None
+    )
+    return monkeypatch
+
+
+def reason() -> str:
+    """Why triton is refused; every refusal brings a hint, leaves the backend as it was, and is not listed."""
+    with pytest.raises(CannotRunError) as caught:
+        dispatch.set_backend("triton")
+    assert caught.value.hint and dispatch.current_backend() == "reference"
+    assert dispatch.available_backends() == ("reference", "exact")
+    return caught.value.message
+
+
+def test_is_offered_where_everything_is_there(card: pytest.MonkeyPatch) -> None:
+    assert dispatch.available_backends() == ("reference", "exact", "triton")
+    with dispatch.use_backend("triton"):
+        assert dispatch.current_backend() == "triton"
+    assert dispatch.current_backend() == "reference"
+
+
+def test_is_refused_without_cuda(card: pytest.MonkeyPatch) -> None:
+    card.setattr(torch.cuda, "is_available", lambda: False)
+    assert "need a CUDA device" in reason()
+    card.setenv("TRITON_INTERPRET", "1")
+    assert "triton" in dispatch.available_backends()
+
+
+def test_is_refused_without_triton(card: pytest.MonkeyPatch) -> None:
+    card.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "triton is not installed" in reason()
+    card.setenv("TRITON_INTERPRET", "1")
+    assert "triton is not installed" in reason()
+
+
+def test_is_refused_on_a_card_that_is_too_old(card: pytest.MonkeyPatch) -> None:
+    card.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    assert "compute capability 8.0" in reason()
+
+
+def test_is_refused_without_a_c_compiler(card: pytest.MonkeyPatch) -> None:
+    card.setattr(availability.shutil, "which", lambda name: None)
+    assert "needs a C compiler" in reason()
+    card.setenv("CC", "tcc")
+    assert "triton" in dispatch.available_backends()
+
+
+def test_choosing_and_refusing_it_imports_nothing_of_triton() -> None:
+    code = (
+        "import sys\n"
+        "from treeeagle_edge import head, passes, target\n"
+        "from treeeagle_edge.kernels import dispatch\n"
+        "dispatch.available_backends()\n"
+        "try:\n    dispatch.set_backend('triton')\nexcept Exception as error:\n    print(type(error).__name__)\n"
+        "print('triton' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+@needs_triton
+@pytest.mark.parametrize(("prefix", "rows"), [(0, 1), (37, 6)])
+def test_reads_through_the_dispatch_point(prefix: int, rows: int) -> None:
+    query = normal(rows, 4, 32, seed=1)
+    keys, values = normal(SLOTS, 2, 32, seed=2), normal(SLOTS, 2, 32, seed=3)
+    view = tree_view(prefix, rows, SLOTS)
+    with dispatch.use_backend("triton"):
+        ours = dispatch.attention(query, keys, values, view)
+    assert_near(ours, reference.attention(query, keys, values, view))
+
+
+@needs_triton
+def test_rows_of_separate_sequences_stay_with_the_reference() -> None:
+    query = normal(3, 4, 32, seed=1)
+    keys, values = normal(SLOTS, 2, 32, seed=2), normal(SLOTS, 2, 32, seed=3)
+    first, lengths = torch.tensor([[0, 20, 40], [3, 7, 1]], device=DEVICE).unbind(0)
+    view = BatchView(first, lengths)
+    with dispatch.use_backend("triton"):
+        ours = dispatch.attention(query, keys, values, view)
+    assert torch.equal(ours, reference.attention(query, keys, values, view))
