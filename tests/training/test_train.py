@@ -109,13 +109,13 @@ def test_two_processes_take_the_steps_of_one(unbroken: Path, deep_checkpoint: Pa
     """The batch is shared out, so one process with the whole batch and two with half of it each learn the same."""
     pytest.importorskip("accelerate")
     out = tmp_path / "head"
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "-m"]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "-m"]
     command = [*launch, "treeeagle_edge.cli.app", *arguments(deep_checkpoint, out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    for record in (_record(out), _record(unbroken)):
-        assert len(record["loss"]) > 4
+    assert (_record(unbroken)["processes"], _record(out)["processes"]) == (1, 2)
+    assert len(_record(out)["loss"]) > 4
     pairs = zip(_record(out)["loss"], _record(unbroken)["loss"], strict=True)
     assert all(step == other and abs(a - b) < 1e-3 * b for (step, a), (other, b) in pairs)
 

@@ -107,7 +107,7 @@ def train(run: TrainingRun, place: Place, say: Say) -> Outcome:
         save_every=run.save_every,
     )
     record = trainer.run()
-    summary = _summary(run, source, corpus, record)
+    summary = _summary(run, source, corpus, record, place.count)
     if place.first:
         write_head(
             run.out,
@@ -229,7 +229,9 @@ def _excluded(files: Sequence[Path]) -> Excluded:
     return Excluded(turn for prompt in prompts for turn in prompt.turns)
 
 
-def _summary(run: TrainingRun, source: TargetSource, corpus: Corpus, record: Record) -> dict[str, Any]:
+def _summary(
+    run: TrainingRun, source: TargetSource, corpus: Corpus, record: Record, processes: int
+) -> dict[str, Any]:
     """What the model card and the documentation say about this run."""
     data = asdict(run.data)
     data["exclude"] = [path.name for path in run.data.exclude]
@@ -241,6 +243,7 @@ def _summary(run: TrainingRun, source: TargetSource, corpus: Corpus, record: Rec
         "kernels": source.kernels,
         "draft_vocab": run.draft_vocab,
         "init": run.init,
+        "processes": processes,
         "data": {
             **data,
             "train_dialogues": len(corpus.train),
