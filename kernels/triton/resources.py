@@ -69,17 +69,14 @@ def main(arguments: list[str]) -> int:
 
 
 def table(found: list[Usage]) -> str:
-    """Markdown: a line a kernel, and for each card registers, KB of shared memory, and bytes spilled where any were."""
+    """Markdown: a line a kernel; for each card registers, KB of shared memory and bytes spilled."""
     lines = [
         "| kernel | warps | " + " | ".join(f"sm_{capability}" for capability in SHARED_LIMIT) + " |",
         "| --- " * (2 + len(SHARED_LIMIT)) + "|",
     ]
     for name in dict.fromkeys(each.kernel for each in found):
         cards = [each for each in found if each.kernel == name]
-        cells = [
-            f"{card.registers}, {card.shared / 1024:.0f}" + (f", {card.spilled}" if card.spilled else "")
-            for card in cards
-        ]
+        cells = [f"{card.registers}, {card.shared / 1024:.0f}, {card.spilled}" for card in cards]
         lines.append(f"| {name} | {cards[0].warps} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -101,7 +98,9 @@ def usage(name: str, launch: Launch, capability: int) -> Usage:
     found = _USAGE.search(said)
     assert found is not None, said
     registers, stack, _, local = (int(number) for number in found.groups())
-    shared = compiled.metadata.shared
+    shared = (
+        compiled.metadata.shared
+    )  # asked for at the launch; what the code itself names is the driver's reserve
     return Usage(name, capability, launch.num_warps, registers, shared, stack + local)
 
 

@@ -59,5 +59,5 @@ def test_what_does_not_fit_is_told_apart() -> None:
     )
     assert [each.fits for each in cases] == [True, False, True, False]
     assert table(list(cases)).splitlines()[-1] == (
-        "| some kernel | 4 | 100, 99 | 255, 1, 8 | 100, 100 | 100, 100 |"
+        "| some kernel | 4 | 100, 99, 0 | 255, 1, 8 | 100, 100, 0 | 100, 100, 0 |"
     )
