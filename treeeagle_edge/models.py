@@ -9,14 +9,7 @@ from pathlib import Path
 
 from treeeagle_edge.errors import InputError, reason_of
 from treeeagle_edge.fetch import DEMO_MODEL, fetch_demo_model
-from treeeagle_edge.hub import (
-    HEAD_FILES,
-    MODEL_FILES,
-    cached_repository,
-    fetch_repository,
-    is_repository,
-    repository_of,
-)
+from treeeagle_edge.hub import cached_repository, fetch_repository, is_repository, repository_of
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
 
 Progress = Callable[[str], None]
@@ -42,8 +35,8 @@ def resolve_model(name: str, progress: Progress | None = None) -> Path:
     if name and os.path.exists(path):
         return _model_file(path)
     if is_repository(name) and path.suffix.lower() != ".gguf":
-        return fetch_repository(name, MODEL_FILES, what="model", progress=progress)
-    raise _unknown(name, "model", (*KNOWN_MODELS, *_nearby(path, (".gguf",))))
+        return fetch_repository(name, "model", progress)
+    raise unknown_name(name, "model", (*KNOWN_MODELS, *_nearby(path, (".gguf",))))
 
 
 def resolve_head(name: str | None, model_name: str, progress: Progress | None = None) -> Path | None:
@@ -59,7 +52,7 @@ def resolve_head(name: str | None, model_name: str, progress: Progress | None = 
     if name.lower() == "none":
         return None
     bundled = BUNDLED_HEADS / name.lower()
-    if name.lower() in _bundled_names():
+    if name.lower() in bundled_heads():
         return bundled
     path = Path(os.path.expanduser(name))
     if name and os.path.isdir(path):
@@ -67,9 +60,9 @@ def resolve_head(name: str | None, model_name: str, progress: Progress | None = 
     if name and os.path.exists(path):
         return _head_file(path)
     if is_repository(name) and path.suffix.lower() not in _HEAD_SUFFIXES:
-        return fetch_repository(name, HEAD_FILES, what="head", progress=progress)
+        return fetch_repository(name, "head", progress)
     heads = [known.head_name for known in KNOWN_MODELS.values() if known.head_name]
-    raise _unknown(name, "head", (*_bundled_names(), *heads, *_nearby(path, _HEAD_SUFFIXES)))
+    raise unknown_name(name, "head", (*bundled_heads(), *heads, *_nearby(path, _HEAD_SUFFIXES)))
 
 
 def model_label(name: str | Path) -> str:
@@ -91,12 +84,13 @@ def _known_head(model_name: str) -> Path | None:
     known = find_known(model_label(model_name))
     if known is None or known.head_name is None:
         return None
-    if known.head_name in _bundled_names():
+    if known.head_name in bundled_heads():
         return BUNDLED_HEADS / known.head_name
-    return cached_repository(known.head_name, HEAD_FILES)
+    return cached_repository(known.head_name, "head")
 
 
-def _bundled_names() -> list[str]:
+def bundled_heads() -> list[str]:
+    """Names of the heads that are shipped with the package."""
     return sorted(folder.name for folder in BUNDLED_HEADS.iterdir() if (folder / "config.json").is_file())
 
 
@@ -169,7 +163,7 @@ def _nearby(path: Path, suffixes: tuple[str, ...]) -> list[str]:
     return [str(path.parent / entry.name) for entry in usable]
 
 
-def _unknown(name: str, what: str, candidates: Iterable[str]) -> InputError:
+def unknown_name(name: str, what: str, candidates: Iterable[str]) -> InputError:
     """The error for a name nobody knows, with the closest one as the hint."""
     known = {candidate.lower(): candidate for candidate in candidates}
     known.update({candidate.lower().rpartition("/")[2]: candidate for candidate in known.values()})
@@ -179,6 +173,6 @@ def _unknown(name: str, what: str, candidates: Iterable[str]) -> InputError:
     message = f"no such file or folder: {shown}" if looks_like_path else f"no {what} is named {shown!r}"
     if close:
         return InputError(message, f"did you mean {known[close[0]]}?")
-    first = DEMO_MODEL.name if what == "model" else _bundled_names()[0]
+    first = DEMO_MODEL.name if what == "model" else bundled_heads()[0]
     kinds = "a folder, a .gguf file" if what == "model" else "a folder, a .safetensors file"
     return InputError(message, f"use {first}, {kinds} or an org/name of the hub")

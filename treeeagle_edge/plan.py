@@ -70,6 +70,14 @@ def format_gb(nbytes: float) -> str:
     return f"{value:.2f} GB" if abs(value) < 0.995 else f"{value:.1f} GB"
 
 
+def format_size(nbytes: float) -> str:
+    """Bytes of a file as "640 B", "812 kB", "93 MB" or "16.4 GB" (powers of 1,000)."""
+    for unit, size in (("GB", GB), ("MB", 10**6), ("kB", 10**3)):
+        if nbytes >= 0.9995 * size:
+            return f"{nbytes / size:.{1 if unit == 'GB' else 0}f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
 def compute_bytes(bits: int) -> int:
     """Bytes of one activation, KV element or unquantised weight: fp32 for 32 bits, a 16-bit float for the rest."""
     return 4 if bits == 32 else 2

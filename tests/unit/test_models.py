@@ -10,23 +10,26 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
+from hub_stand_in import running_hub, use_hub
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
     LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
 
-from treeeagle_edge import models
+from treeeagle_edge import hub_repository, models
 from treeeagle_edge.errors import CannotRunError, InputError
 from treeeagle_edge.fetch import DEMO_MODEL
-from treeeagle_edge.hub import HEAD_FILES, MODEL_FILES, fetch_repository, is_repository, repository_of
+from treeeagle_edge.hub import cached_repository, fetch_repository, is_repository, repository_of
 from treeeagle_edge.models import BUNDLED_HEADS, model_label, resolve_head, resolve_model
 
 
 def _checkpoint(folder: Path, weights: str = "model.safetensors") -> Path:
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_text("{}")
     (folder / weights).write_bytes(b"")
     return folder
 
@@ -140,30 +143,34 @@ def test_a_repository_is_taken_from_the_cache_without_a_connection(
     assert calls == [True]
 
 
-def test_a_cached_repository_that_lacks_a_shard_is_fetched_again(
+def _cached(folder: Path, monkeypatch: pytest.MonkeyPatch, what: str = "model") -> Path | None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(folder))
+    return cached_repository("org/name", what)
+
+
+@pytest.mark.parametrize("single", ["model.safetensors", "pytorch_model.bin"])
+def test_a_cached_repository_that_lacks_a_shard_is_not_whole(
+    single: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = _checkpoint(tmp_path / "m", "shard-1")
+    (folder / f"{single}.index.json").write_text(json.dumps({"weight_map": {"a": "shard-1", "b": "shard-2"}}))
+    assert _cached(folder, monkeypatch) is None
+    (folder / "shard-2").touch()
+    assert _cached(folder, monkeypatch) == folder
+    (folder / f"{single}.index.json").write_text("{")
+    assert _cached(folder, monkeypatch) is None
+
+
+def test_a_cached_repository_without_weights_or_tokenizer_is_not_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = _checkpoint(tmp_path / "m", "model-00001-of-00002.safetensors")
-    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
-    said: list[str] = []
-
-    def snapshot(repository: str, *, local_files_only: bool = False, **_: object) -> str:
-        if not local_files_only:
-            (folder / shards["b"]).touch()
-        return str(folder)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    assert resolve_model("org/name", said.append) == folder
-    assert (folder / shards["b"]).exists()
-    assert said == ["fetching model org/name from the hub"]
-
-
-def test_a_repository_without_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = _checkpoint(tmp_path / "m", "weights.h5")
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(folder))
-    with pytest.raises(InputError, match="holds no model in a format"):
-        resolve_model("org/name")
+    assert _cached(_checkpoint(tmp_path / "w", "weights.h5"), monkeypatch) is None
+    folder = _checkpoint(tmp_path / "m")
+    (folder / "tokenizer.json").unlink()
+    assert _cached(folder, monkeypatch) is None
+    assert _cached(folder, monkeypatch, "head") == folder
+    (folder / "config.json").unlink()
+    assert _cached(folder, monkeypatch, "head") is None
 
 
 def _http_error(kind: type[HfHubHTTPError], status: int) -> HfHubHTTPError:
@@ -178,55 +185,23 @@ def _http_error(kind: type[HfHubHTTPError], status: int) -> HfHubHTTPError:
         (_http_error(RepositoryNotFoundError, 404), InputError, "the hub has no model org/name"),
         (_http_error(HfHubHTTPError, 503), CannotRunError, "the hub answered 503"),
         (OSError(28, "No space left on device"), CannotRunError, "disk of the hub's cache is full"),
+        (PermissionError(13, "Permission denied", "/c"), CannotRunError, r"stored: permission denied \(/c\)"),
         (ConnectionError("no route"), CannotRunError, "the hub cannot be reached"),
-        (LocalEntryNotFoundError("offline"), CannotRunError, "the hub cannot be reached"),
+        (LocalEntryNotFoundError("gone"), CannotRunError, "the hub cannot be reached"),
+        (OfflineModeIsEnabled("offline"), CannotRunError, "HF_HUB_OFFLINE forbids"),
         (RuntimeError("a client library's own"), CannotRunError, "the hub cannot be reached"),
     ],
 )
 def test_each_failure_of_the_hub_has_its_sentence(
-    raised: Exception, kind: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
+    raised: Exception, kind: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch, no_hub: None
 ) -> None:
-    def snapshot(repository: str, *, local_files_only: bool = False, **_: object) -> str:
-        raise LocalEntryNotFoundError("not cached") if local_files_only else raised
+    def refuse(name: str) -> hub_repository.Repository:
+        raise raised
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(hub_repository, "look_up", refuse)
     with pytest.raises(kind, match=words) as caught:
-        fetch_repository("org/name", MODEL_FILES, what="model")
+        fetch_repository("org/name", "model")
     assert caught.value.hint  # type: ignore[attr-defined]  # every kind above carries one
-
-
-def test_a_download_leaves_out_other_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = _checkpoint(tmp_path / "m")
-    asked: dict[str, object] = {}
-
-    def snapshot(repository: str, *, local_files_only: bool = False, **options: object) -> str:
-        if local_files_only:
-            raise LocalEntryNotFoundError("not cached")
-        asked.update(options)
-        return str(folder)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    fetch_repository("org/name", MODEL_FILES, what="model")
-    repository = [
-        *(
-            "config.json",
-            "generation_config.json",
-            "tokenizer.json",
-            "tokenizer.model",
-            "chat_template.jinja",
-        ),
-        *(
-            "model-00001-of-00002.safetensors",
-            "model.safetensors.index.json",
-            "pytorch_model.bin",
-            "README.md",
-        ),
-        *("original/consolidated.00.pth", "consolidated.safetensors", "onnx/model.onnx"),
-    ]
-    taken = huggingface_hub.utils.filter_repo_objects(
-        repository, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]
-    )
-    assert list(taken) == repository[:7]
 
 
 def test_the_demo_model_comes_with_its_head(demo_path: Path) -> None:
@@ -266,16 +241,12 @@ def test_a_known_head_is_taken_when_it_is_cached(tmp_path: Path, monkeypatch: py
 
 
 def test_a_named_head_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = _checkpoint(tmp_path / "head", "pytorch_model.bin")
-
-    def snapshot(repository: str, *, local_files_only: bool = False, **options: object) -> str:
-        assert options["allow_patterns"] == HEAD_FILES
-        if local_files_only:
-            raise LocalEntryNotFoundError("not cached")
-        return str(folder)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    assert resolve_head("org/head", "anything") == folder
+    with running_hub() as hub:
+        use_hub(hub, tmp_path, monkeypatch)
+        hub.add("org/head", {"config.json": {"draft_vocab_size": 8}, "pytorch_model.bin": b"weights"})
+        folder = resolve_head("org/head", "anything")
+    assert folder is not None
+    assert {file.name for file in folder.iterdir()} == {"config.json", "pytorch_model.bin"}
 
 
 def test_heads_are_folders_or_weight_files(tmp_path: Path) -> None:
