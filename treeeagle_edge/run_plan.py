@@ -11,7 +11,7 @@ from treeeagle_edge.errors import CannotRunError, InputError
 from treeeagle_edge.fetch import DEMO_MODEL
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.head_config import HeadConfig
-from treeeagle_edge.hub import HEAD_FILES, MODEL_FILES, cached_repository, is_repository
+from treeeagle_edge.hub import cached_repository, is_repository
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.models import BUNDLED_HEADS, model_label, resolve_head, resolve_model
@@ -218,9 +218,9 @@ def _unknown_model(name: str) -> InputError:
     hint = f"did you mean {names[close[0]]}?" if close else "check the name or path"
     if is_repository(name):
         hint += (
-            f", or fetch it first: hf download {name}"
+            f", or fetch it first: treeeagle pull {name}"
             if not close
-            else f" else fetch it first: hf download {name}"
+            else f" else fetch it first: treeeagle pull {name}"
         )
     message = (
         f"{name} is neither on this machine nor among the {len(KNOWN_MODELS)} models whose shapes are known"
@@ -234,7 +234,7 @@ def _local_model(name: str) -> Path | None:
         return DEMO_MODEL.path if DEMO_MODEL.path.is_file() else None
     if Path(name).expanduser().exists():
         return resolve_model(name)
-    return cached_repository(name, MODEL_FILES) if is_repository(name) else None
+    return cached_repository(name, "model") if is_repository(name) else None
 
 
 def _head_shapes(name: str, target: ModelConfig) -> HeadConfig | None:
@@ -257,7 +257,7 @@ def _head_shapes(name: str, target: ModelConfig) -> HeadConfig | None:
             resolve_head(name, "")  # says that no head has this name, and which is near
         raise InputError(
             f"the head {name} is not on this machine, so its shapes are not known",
-            f"fetch it first: hf download {name}; --head none does without one",
+            f"fetch it first: treeeagle pull {name}; --head none does without one",
         )
     from treeeagle_edge.head_checkpoint import read_head_config
 
@@ -270,4 +270,4 @@ def _local_head(name: str) -> Path | None:
         return resolve_head(name, "")  # refuses what is no head at all
     if (BUNDLED_HEADS / name.lower() / "config.json").is_file():
         return BUNDLED_HEADS / name.lower()
-    return cached_repository(name, HEAD_FILES) if is_repository(name) else None
+    return cached_repository(name, "head") if is_repository(name) else None

@@ -50,7 +50,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "speed_estimate",
             "memory_watch",
         ),
-        *("models", "fetch", "hub"),
+        *("models", "fetch", "hub*", "pull"),
     ),
     "runtime": ("runtime",),
     "tools": (
@@ -87,7 +87,8 @@ LIGHT = (
         "hardware*",
         "models",
         "fetch",
-        "hub",
+        "hub*",
+        "pull",
         "cli",
         "cli.*",
     ),

@@ -24,6 +24,7 @@ from treeeagle_edge.cli.console import (
 )
 from treeeagle_edge.cli.eval_head import eval_head_command
 from treeeagle_edge.cli.profile import profile_command
+from treeeagle_edge.cli.pull import pull_command
 from treeeagle_edge.cli.train import train_command
 from treeeagle_edge.errors import InputError, TreeEagleError, UsageError, reason_of
 
@@ -87,6 +88,7 @@ def _root(
 
 app.command("chat")(chat_command)
 app.command("profile")(profile_command)
+app.command("pull")(pull_command)
 app.command("bench")(bench_command)
 app.command("eval-head")(eval_head_command)
 app.command("train")(train_command)

