@@ -122,12 +122,13 @@ def _hub_part(name: str, say: Progress, *, verify: bool, kind: str | None) -> Pa
             repository = hub_repository.look_up(name)
             config = hub_download.fetch_config(repository)
     except CannotRunError:
-        cached = _cached_part(
-            name, kind, f"{error.message}; it is whole on this machine from an earlier time"
-        )
-        if cached is None or verify:
+        cached = None if verify else _cached_part(name, kind)
+        if cached is None:
             raise
-        return cached
+        why = "HF_HUB_OFFLINE is set" if _offline() else "the hub does not answer"
+        return replace(
+            cached, notes=(f"{why}: {name} is taken as it lies here, whole, from an earlier time",)
+        )
     what = kind or hub_repository.kind_of(name, config)
     notes = _fit_notes(name, hub_repository.check_model(name, config)) if what == "model" else ()
     files = hub_repository.files_of(repository, what)

@@ -67,7 +67,7 @@ def test_version(capsys):
     ("arguments", "sentence", "hint"),
     [
         (["caht"], "there is no command caht", "did you mean chat?"),
-        (["xyzzy"], "there is no command xyzzy", "use one of chat, profile, bench"),
+        (["xyzzy"], "there is no command xyzzy", "use one of chat, pull, profile, bench"),
         (["chat", "--temprature", "1"], "there is no option --temprature", "did you mean --temperature?"),
         (["chat", "--zzz"], "there is no option --zzz", "treeeagle chat --help lists the options"),
         (["--zzz"], "there is no option --zzz", "treeeagle --help lists the options"),

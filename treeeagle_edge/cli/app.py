@@ -87,8 +87,8 @@ def _root(
 
 
 app.command("chat")(chat_command)
-app.command("profile")(profile_command)
 app.command("pull")(pull_command)
+app.command("profile")(profile_command)
 app.command("bench")(bench_command)
 app.command("eval-head")(eval_head_command)
 app.command("train")(train_command)
