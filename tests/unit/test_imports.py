@@ -62,6 +62,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "profile_output",
         "profile_report",
         "profile_speed",
+        "profile_table",
     ),
     "training": ("training", "training.*"),
     "cli": ("cli", "cli.*"),

@@ -18,7 +18,7 @@ from treeeagle_edge.cli.options import (
     ProfileOption,
     run_settings,
 )
-from treeeagle_edge.errors import CannotRunError, InputError, reason_of
+from treeeagle_edge.errors import CannotRunError, InputError, UsageError, reason_of
 
 GpuMemoryOption = Annotated[
     float | None,
@@ -29,6 +29,9 @@ SaveOption = Annotated[
     Path | None, typer.Option("--save", metavar="FILE", help="Also write the report as JSON.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")]
+TableOption = Annotated[
+    bool, typer.Option("--table", help="Print what well-known models need on 12, 16 and 24 GB, and leave.")
+]
 
 
 def profile_command(
@@ -43,8 +46,20 @@ def profile_command(
     fast: FastOption = False,
     save: SaveOption = None,
     json_output: JsonOption = False,
+    table: TableOption = False,
 ) -> None:
     """Check this machine, plan the memory, and say what will run and how fast. Loads no model."""
+    if table:
+        others = (model, head, context, bits, device, profile, kernels, gpu_memory, save)
+        if fast or json_output or any(option is not None for option in others):
+            raise UsageError(
+                "--table plans for models and cards of its own",
+                "leave the other options out, or leave out --table",
+            )
+        from treeeagle_edge.profile_table import plan_page
+
+        print(plan_page(), end="")
+        return
     settings = run_settings(
         model=model, head=head, bits=bits, device=device, profile=profile, context=context, kernels=kernels
     )

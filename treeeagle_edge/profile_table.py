@@ -1,0 +1,143 @@
+"""The plan of well-known models on cards of three sizes as one page, from shapes alone: `treeeagle profile --table`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from textwrap import dedent
+
+from treeeagle_edge.hardware import Hardware, imagine_gpu
+from treeeagle_edge.hardware_cpu import Cpu, Ram
+from treeeagle_edge.known_models import KNOWN_MODELS
+from treeeagle_edge.plan import GB, MemoryPlan, format_gb
+from treeeagle_edge.run_plan import PlannedModel, RunPlan, alternatives, pick_profile, plan_run
+from treeeagle_edge.settings import RunSettings
+
+MODELS = (
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "Qwen/Qwen2-7B-Instruct",
+    "Qwen/Qwen2.5-7B-Instruct",
+    "Qwen/Qwen3-4B",
+    "Qwen/Qwen3-8B",
+    "Qwen/Qwen3-14B",
+    "openbmb/MiniCPM4-8B",
+    "lmsys/vicuna-7b-v1.5",
+    "lmsys/vicuna-13b-v1.3",
+    "meta-llama/Llama-2-13b-chat-hf",
+)
+WIDTHS = {4: "NF4", 8: "int8", 16: "bf16"}
+CONTEXTS = (2048, 8192, 32_768)  # tokens
+CARDS = (12, 16, 24)  # GB
+NONE = "–"
+_RAM = 32 * GB  # of the computer around the card, which may be an alternative to it
+_INTRODUCTION = """\
+    # What fits which card
+
+    Bytes follow from shapes alone: nothing was loaded for this page, and nothing has to be to ask for your own case.
+
+    ```
+    treeeagle profile --gpu-memory 12 --model Qwen/Qwen3-8B --context 8192
+    ```
+
+    - **need**: GB (10^9 bytes) of weights, embedding and lm_head, the draft head that goes with the model if there is
+      one, keys and values for the context and one tree, and the workspace of the widest pass. Behind it, the cards on
+      which that fits beside what is kept free for a desktop and the driver: {reserves}.
+      "{none}": longer than the model's own context.
+    - **longest**: tokens of context that fit the card, in bold where that is all the model has.
+    - Weights are `--bits` 4, 8 and 16. int8 on CUDA (LLM.int8) buys room, not speed.
+
+    The cards are taken as idle. On a real one the plan is held against the memory that is free at that moment, which is
+    read and not assumed: `treeeagle profile` says how much that is.
+
+    """
+_REFUSED = """\
+
+    ## What is said where it does not fit
+
+    At 8 bits, with a context of {context:,} or all that the model has, on the card with {card} GB. Nothing is loaded
+    before the refusal.
+
+    """
+
+
+def plan_page() -> str:
+    """The page `docs/plans.md`, in Markdown. Equal on every machine."""
+    cards = {size: _computer_with(size) for size in CARDS}
+    reserves = ", ".join(f"{_reserve(card)} GB of {size}" for size, card in cards.items())
+    lines = [dedent(_INTRODUCTION).format(reserves=reserves, none=NONE)]
+    lines += [f"{row}\n" for row in _table(cards)]
+    lines.append(dedent(_REFUSED).format(context=CONTEXTS[1], card=CARDS[0]))
+    lines += [f"{line}\n" for line in _refusals(cards[CARDS[0]])]
+    return "".join(lines)
+
+
+def planned(name: str, bits: int, context: int | None, card: Hardware) -> RunPlan:
+    """The plan of a known model with its head on `card`; without a context at the one of the card's profile."""
+    known = KNOWN_MODELS[name]
+    settings = _settings(name, bits, context)
+    model = PlannedModel(name, known.config, known.head_name, known.head, on_disk=False)
+    return plan_run(settings, pick_profile(settings, card), card, model)
+
+
+def _settings(name: str, bits: int, context: int | None) -> RunSettings:
+    # PyTorch's kernels are the ones of a card; naming them keeps a CPU's from being looked for
+    return RunSettings(model=name, bits=bits, context=context, kernels="torch")
+
+
+def _computer_with(size: int) -> Hardware:
+    """A computer that is nobody's, with an idle card of `size` GB."""
+    cpu = Cpu("a processor", 8, 16, ("avx2",))
+    return imagine_gpu(Hardware("cpu", "planned for", cpu, Ram(_RAM, _RAM, limited=False)), size)
+
+
+def _reserve(card: Hardware) -> str:
+    return f"{pick_profile(RunSettings(model=MODELS[0]), card).reserve / GB:.1f}"
+
+
+def _table(cards: dict[int, Hardware]) -> Iterator[str]:
+    needs = [f"need at {context:,}" for context in CONTEXTS]
+    longest = [f"longest on {size} GB" for size in cards]
+    yield _row(["model", "weights", *needs, *longest])
+    yield _row(["---", "---", *["---:"] * (len(needs) + len(longest))])
+    for name in MODELS:
+        for bits, width in WIDTHS.items():
+            cells = [_need(name, bits, context, cards) for context in CONTEXTS]
+            cells += [_longest(name, bits, card) for card in cards.values()]
+            yield _row([name, width, *cells])
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _need(name: str, bits: int, context: int, cards: dict[int, Hardware]) -> str:
+    if context > KNOWN_MODELS[name].config.max_position:
+        return NONE
+    plans = {size: planned(name, bits, context, card).memory for size, card in cards.items()}
+    fitting = [str(size) for size, plan in plans.items() if plan.fits]
+    return f"{_own(next(iter(plans.values()))) / GB:.1f} · {' '.join(fitting) or 'none'}"
+
+
+def _own(plan: MemoryPlan) -> int:
+    """Bytes of the plan without what is kept free, which differs by card."""
+    return plan.total - plan.line("reserve").nbytes
+
+
+def _longest(name: str, bits: int, card: Hardware) -> str:
+    tokens = planned(name, bits, None, card).memory.longest_context
+    if tokens == 0:
+        return "none"
+    return f"**{tokens:,}**" if tokens == KNOWN_MODELS[name].config.max_position else f"{tokens:,}"
+
+
+def _refusals(card: Hardware) -> Iterator[str]:
+    for name in MODELS:
+        context = min(CONTEXTS[1], KNOWN_MODELS[name].config.max_position)
+        plan = planned(name, 8, context, card)
+        if plan.memory.fits:
+            continue
+        options = alternatives(plan, _settings(name, 8, context), card)
+        short = f" with {context:,}" if context < CONTEXTS[1] else ""
+        fits = ", ".join(f"`{option}`" for option in options)
+        yield (
+            f"- {name}{short} needs {plan.memory.total / GB:.1f} of {format_gb(plan.memory.budget)}; what fits: {fits}"
+        )
