@@ -1,0 +1,1 @@
+"""What the measuring scripts in this folder's parent share. Not part of the package."""
