@@ -8,12 +8,21 @@ from dataclasses import dataclass, replace
 from treeeagle_edge import profile_checks as checks
 from treeeagle_edge.backend import choose_backend
 from treeeagle_edge.errors import CannotRunError, UsageError
+from treeeagle_edge.fetch import DEMO_MODEL
 from treeeagle_edge.hardware import Hardware, detect, imagine_gpu
+from treeeagle_edge.known_models import find_known
 from treeeagle_edge.plan import format_gb
 from treeeagle_edge.profile_checks import FAIL, OK, WARN, Check, download_bytes
 from treeeagle_edge.profile_config import choose_profile
 from treeeagle_edge.profile_speed import Speed, check_speeds, expected_speeds
-from treeeagle_edge.run_plan import RunPlan, alternatives, pick_profile, plan_run, planned_model
+from treeeagle_edge.run_plan import (
+    PlannedModel,
+    RunPlan,
+    alternatives,
+    pick_profile,
+    plan_run,
+    planned_model,
+)
 from treeeagle_edge.settings import RunSettings
 
 Progress = Callable[[str], None]
@@ -207,15 +216,12 @@ def _blocks(check: Check, plan: RunPlan) -> bool:
 
 
 def _next_command(settings: RunSettings, plan: RunPlan, *, imagined: bool) -> str:
-    """What to type to get exactly this plan."""
-    words = ["treeeagle chat"]
+    """What to type to get exactly this plan: first the fetch of what is missing, if that takes a while."""
+    model, words = plan.model, ["treeeagle chat"]
     if settings.model is not None:
-        words.append(f"--model {plan.model.name if not plan.model.on_disk else settings.model}")
-    head_missing = (
-        plan.model.head_name is not None and not plan.model.head_on_disk and settings.model is not None
-    )
-    if settings.head is not None or head_missing:
-        words.append(f"--head {settings.head or plan.model.head_name}")
+        words.append(f"--model {model.name if not model.on_disk else settings.model}")
+    if settings.head is not None:
+        words.append(f"--head {settings.head}")
     device = None if imagined else settings.device
     given = (
         ("bits", settings.bits),
@@ -225,4 +231,18 @@ def _next_command(settings: RunSettings, plan: RunPlan, *, imagined: bool) -> st
         ("kernels", settings.kernels),
     )
     words += [f"--{name} {value}" for name, value in given if value is not None]
-    return " ".join(words)
+    return " && ".join([*_pulls(settings, model), " ".join(words)])
+
+
+def _pulls(settings: RunSettings, model: PlannedModel) -> list[str]:
+    """What fetches the parts of this plan that are not here. The demo model comes by itself, with the first chat."""
+    head_missing = model.head_name is not None and not model.head_on_disk
+    if model.name == DEMO_MODEL.name or (model.on_disk and not head_missing):
+        return []
+    if (settings.model, settings.head, settings.profile, settings.device) == (None,) * 4:
+        return ["treeeagle pull"]  # which chooses as this plan did
+    known = find_known(model.name)
+    if not model.on_disk and head_missing and known is not None and known.head_name == model.head_name:
+        return [f"treeeagle pull {model.name} --head"]
+    names = (None if model.on_disk else model.name, model.head_name if head_missing else None)
+    return [f"treeeagle pull {name}" for name in names if name is not None]

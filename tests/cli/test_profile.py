@@ -86,7 +86,7 @@ def test_transcript_of_a_card_that_fits(machine, capsys):
               reserve              0.80 GB   desktop and driver
               total               9.6 of 12.3 GB, fits; the longest context that fits is 24,299
         speed ceiling 177 tok/s plain at 912 GB/s (data sheet); expect 85-125 plain, 89-210 with the tree
-        verdict  fits. next: treeeagle chat (fetches 17.2 GB first)
+        verdict  fits. next: treeeagle pull && treeeagle chat (fetches 17.2 GB first)
         """
     ).replace("FREE", "torch for CUDA 12.8, 12.3 GB free of 12.9 GB")
     assert (code, err) == (0, "")
@@ -137,10 +137,36 @@ def test_a_card_that_is_not_here_can_be_planned_for(machine, capsys):
     assert "speed ceiling 72 tok/s plain at 360 GB/s (data sheet of an RTX 3060)" in out
     assert "speed ceiling 183 tok/s plain at 912 GB/s (data sheet of an RTX 3080 with 12 GB)" in out
     assert out.splitlines()[-1] == (
-        "verdict  fits. next on the machine with the card: treeeagle chat --model meta-llama/Llama-3.1-8B-Instruct "
-        "--head yuhuili/EAGLE3-LLaMA3.1-Instruct-8B (fetches 16.9 GB first)"
+        "verdict  fits. next on the machine with the card: treeeagle pull meta-llama/Llama-3.1-8B-Instruct --head && "
+        "treeeagle chat --model meta-llama/Llama-3.1-8B-Instruct (fetches 16.9 GB first)"
     )
     assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (
+            "--model Qwen/Qwen3-8B",
+            "treeeagle pull Qwen/Qwen3-8B --head && treeeagle chat --model Qwen/Qwen3-8B",
+        ),
+        (
+            "--model Qwen/Qwen2-7B-Instruct --context 4096",
+            "treeeagle pull Qwen/Qwen2-7B-Instruct && treeeagle chat --model Qwen/Qwen2-7B-Instruct --context 4096",
+        ),
+        ("--device cuda:0", "treeeagle pull Qwen/Qwen3-8B --head && treeeagle chat --device cuda:0"),
+        (
+            "--model meta-llama/Llama-3.1-8B-Instruct --head yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B",
+            "treeeagle pull meta-llama/Llama-3.1-8B-Instruct && "
+            "treeeagle pull yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B && treeeagle chat "
+            "--model meta-llama/Llama-3.1-8B-Instruct --head yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B",
+        ),
+    ],
+)
+def test_what_to_type_next_fetches_what_is_missing(machine, capsys, arguments, command):
+    machine(with_card(RTX_3080))
+    data = json.loads(run(capsys, "--fast", "--json", *arguments.split())[1])
+    assert data["verdict"]["next_command"] == command
 
 
 def test_transcript_of_a_cpu_with_native_kernels(machine, capsys, tmp_path):
@@ -257,8 +283,8 @@ def test_json_and_save_carry_the_same_report(machine, capsys, tmp_path):
     assert data["speed"][0]["source"] == "data sheet" and data["speed"][0]["bandwidth"] == 912
     assert data["verdict"] == {
         "can_run": True,
-        "text": "fits. next: treeeagle chat (fetches 17.2 GB first)",
-        "next_command": "treeeagle chat",
+        "text": "fits. next: treeeagle pull && treeeagle chat (fetches 17.2 GB first)",
+        "next_command": "treeeagle pull && treeeagle chat",
         "alternatives": [],
     }
 
