@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import platform
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.hardware_cpu import Cpu, Ram, detect_cpu, detect_ram
 from treeeagle_edge.hardware_nvidia import Gpu, NvidiaState, detect_nvidia
 from treeeagle_edge.plan import GB, format_gb
+
+_WSL_DRIVER = "update the NVIDIA driver in Windows, never inside Linux, then run `wsl --shutdown` there"
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ def detect(device: str | None = None) -> Hardware:
         )
     wanted = _parse_device(device)
     state = NvidiaState((), "the CPU was asked for") if wanted == ("cpu", None) else detect_nvidia()
+    if state.driver_fault and _is_wsl():
+        state = replace(state, hint=_WSL_DRIVER)
     cpu, ram = detect_cpu(), detect_ram()
     chosen = _choose(wanted, state)
     return Hardware(
@@ -151,8 +155,10 @@ def _why(wanted: tuple[str, int | None], state: NvidiaState, chosen: Gpu | None)
 
 def _notes(ram: Ram, state: NvidiaState) -> tuple[str, ...]:
     notes = []
-    if "microsoft" in _kernel_version().lower():
-        notes.append("this is WSL2: Windows shares the card and sets how much memory Linux gets (.wslconfig)")
+    if _is_wsl():
+        notes.append(
+            "this is WSL2: Windows has the driver, shares the card, and sets how much memory Linux gets (.wslconfig)"
+        )
     if platform.system() == "Darwin":
         notes.append("on macOS only the CPU is used")
     if ram.limited:
@@ -160,6 +166,10 @@ def _notes(ram: Ram, state: NvidiaState) -> tuple[str, ...]:
     if state.problem and any(gpu.usable for gpu in state.gpus):
         notes.append(state.problem)
     return tuple(notes)
+
+
+def _is_wsl() -> bool:
+    return "microsoft" in _kernel_version().lower()
 
 
 def _kernel_version() -> str:

@@ -84,6 +84,7 @@ class NvidiaState:
     problem: str | None = None
     hint: str | None = None
     cuda_version: str | None = None  # of the PyTorch build
+    driver_fault: bool = False  # the driver is what has to be mended
 
 
 def detect_nvidia() -> NvidiaState:
@@ -136,7 +137,7 @@ def _nvml_failure(text: str, signs: bool) -> NvidiaState:
     hint = "run nvidia-smi; if it fails too, install the driver again and restart"
     if "mismatch" in text.lower():
         hint = "restart the computer: the driver was updated while in use"
-    return NvidiaState((), f"the NVIDIA driver failed: {text}", hint)
+    return NvidiaState((), f"the NVIDIA driver failed: {text}", hint, driver_fault=True)
 
 
 def _driver_signs() -> bool:
@@ -160,7 +161,7 @@ def _torch_view(gpus: tuple[Gpu, ...], nvml_problem: str | None) -> NvidiaState:
         driver = next((gpu.driver for gpu in gpus if gpu.driver), "of unknown version")
         problem = f"torch with CUDA {torch.version.cuda} cannot start on driver {driver}"
         hint = "update the NVIDIA driver, or install a torch build for an older CUDA"
-        return NvidiaState(gpus, problem, hint, torch.version.cuda)
+        return NvidiaState(gpus, problem, hint, torch.version.cuda, driver_fault=True)
     visible = tuple(_merge(torch, index, gpus) for index in range(torch.cuda.device_count()))
     known = {gpu.uuid for gpu in visible}
     hidden = tuple(gpu for gpu in gpus if gpu.uuid not in known)

@@ -13,6 +13,8 @@ from treeeagle_edge import hardware, hardware_cpu, hardware_nvidia
 from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.hardware import detect, imagine_gpu
 from treeeagle_edge.hardware_nvidia import Gpu
+from treeeagle_edge.run_plan import pick_profile, plan_run, planned_model
+from treeeagle_edge.settings import RunSettings
 
 MIB = 1 << 20
 
@@ -30,9 +32,9 @@ class FakeNvml(types.ModuleType):
     class NVMLError(Exception):
         pass
 
-    def __init__(self, cards=(), free=None, error=None):
+    def __init__(self, cards=(), free=None, error=None, lost=None):
         super().__init__("pynvml")
-        self.cards, self.error = cards, error
+        self.cards, self.error, self.lost = cards, error, lost
         self.free = free or [total - 512 for _, total, *_ in cards]
         self.open = False
 
@@ -51,6 +53,8 @@ class FakeNvml(types.ModuleType):
         return len(self.cards)
 
     def nvmlDeviceGetHandleByIndex(self, index):
+        if index == self.lost:
+            raise self.NVMLError("GPU is lost")
         return index
 
     def nvmlDeviceGetMemoryInfo(self, handle):
@@ -170,6 +174,42 @@ def test_of_two_cards_the_one_with_most_free_memory_is_chosen(machine):
     assert [gpu.name for gpu in found.gpus] == [RTX_4090[0], RTX_3060[0]]
 
 
+def test_of_two_equal_cards_the_first_is_chosen(machine):
+    cards = [RTX_3060, RTX_3060]
+    machine(FakeNvml(cards), FakeTorch(cards))
+    assert detect().device == "cuda:0"
+
+
+def test_a_lost_card_does_not_hide_the_other(machine):
+    """NVML stops at the lost one; PyTorch still sees the other, and its free memory is asked of PyTorch."""
+    machine(FakeNvml([RTX_4090, RTX_3060], lost=0), FakeTorch([RTX_3060]))
+    found = detect()
+    assert found.gpu.name == RTX_3060[0] and found.budget == (12288 - 700) * MIB
+    assert "the NVIDIA driver failed: GPU is lost" in found.notes
+
+
+def plan_on(found):
+    """The plan of Llama-3.1-8B as it would run on what was found."""
+    run = RunSettings(model="meta-llama/Llama-3.1-8B-Instruct", context=8192)
+    profile = pick_profile(run, found)
+    return profile, plan_run(run, profile, found, planned_model(run, profile))
+
+
+def test_a_plan_is_held_against_the_memory_that_is_free_on_the_chosen_card(machine):
+    """Neither what is built in nor the sum over cards counts; profile and budget follow the card that was chosen."""
+    cards = [RTX_4090, RTX_3060]
+    machine(FakeNvml(cards, free=[9000, 11500]), FakeTorch(cards))
+    profile, plan = plan_on(detect())
+    assert (plan.device, profile.name) == ("cuda:1", "gpu-12gb")
+    assert plan.memory.budget == 11500 * MIB and plan.memory.fits
+    profile, plan = plan_on(detect("cuda:0"))
+    assert (plan.device, profile.name) == ("cuda:0", "gpu-24gb")
+    assert plan.memory.budget == 9000 * MIB
+    assert plan.memory.line("reserve").nbytes == profile.reserve > 0, "a desktop's share is kept free"
+    machine(FakeNvml(cards, free=[9000, 6000]), FakeTorch(cards))
+    assert not plan_on(detect("cuda:1"))[1].memory.fits, "six GB are free, whatever the card has"
+
+
 def test_a_device_that_is_asked_for_wins(machine):
     cards = [RTX_4090, RTX_3060]
     machine(FakeNvml(cards), FakeTorch(cards))
@@ -287,6 +327,38 @@ def test_wsl2_is_noted(monkeypatch):
     version = "Linux version 5.15.167.4-microsoft-standard-WSL2"
     monkeypatch.setattr(hardware, "_kernel_version", lambda: version)
     assert any("WSL2" in note for note in detect("cpu").notes)
+
+
+@pytest.fixture
+def wsl(monkeypatch):
+    monkeypatch.setattr(hardware, "_kernel_version", lambda: "Linux version 6.6.87.2-microsoft-standard-WSL2")
+
+
+def test_on_wsl2_a_card_is_found_as_anywhere(machine, wsl):
+    """Its library may be out of NVML's sight there: PyTorch sees the card, and knows what is free of it."""
+    for nvml, free in (
+        (FakeNvml([RTX_4080], free=[14000]), 14000),
+        (FakeNvml(error="NVML Shared Library Not Found"), 16376 - 700),
+        (None, 16376 - 700),
+    ):
+        machine(nvml, FakeTorch([RTX_4080]))
+        found = detect()
+        assert found.device == "cuda:0" and found.budget == free * MIB
+        assert any(note.startswith("this is WSL2") for note in found.notes) and found.hint is None
+
+
+def test_on_wsl2_a_driver_is_mended_in_windows(machine, wsl):
+    """Expectations row 36: WSL sees no device. The advice is the one that helps there: Linux has no driver of its own."""
+    for nvml in (FakeNvml(error="Driver/library version mismatch"), FakeNvml([RTX_3060])):
+        machine(nvml, FakeTorch([RTX_3060], available=False))
+        found = detect()
+        assert found.device == "cpu" and "driver" in found.why
+        assert found.hint.startswith("update the NVIDIA driver in Windows")
+        with pytest.raises(CannotRunError) as error:
+            detect("cuda")
+        assert "wsl --shutdown" in error.value.hint
+    machine(FakeNvml([RTX_3060]), FakeTorch(cuda=None))
+    assert "CUDA build of torch" in detect().hint, "that is no fault of the driver"
 
 
 def test_a_card_can_be_imagined():
