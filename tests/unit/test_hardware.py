@@ -348,7 +348,7 @@ def test_on_wsl2_a_card_is_found_as_anywhere(machine, wsl):
 
 
 def test_on_wsl2_a_driver_is_mended_in_windows(machine, wsl):
-    """Expectations row 36: WSL sees no device. The advice is the one that helps there: Linux has no driver of its own."""
+    """Expectations row 36: WSL sees no device. The advice is the one that helps there, where Linux has no driver."""
     for nvml in (FakeNvml(error="Driver/library version mismatch"), FakeNvml([RTX_3060])):
         machine(nvml, FakeTorch([RTX_3060], available=False))
         found = detect()
