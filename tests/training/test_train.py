@@ -84,6 +84,17 @@ def test_killed_at_random_points_it_ends_as_if_never_stopped(
     assert same(out, unbroken)
 
 
+def test_ctrl_c_says_how_to_go_on(
+    deep_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("treeeagle_edge.training.run.open_corpus", interrupted)
+    assert main(arguments(deep_checkpoint, tmp_path / "head")) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+
+
 def test_a_finished_run_is_not_done_again(
     unbroken: Path, deep_checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

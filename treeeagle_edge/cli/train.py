@@ -126,7 +126,12 @@ def train_command(
         layout=layout,
         save_every=save_every,
     )
-    outcome = train(run, place, say if place.first else _say_nothing)
+    try:
+        outcome = train(run, place, say if place.first else _say_nothing)
+    except KeyboardInterrupt:
+        if place.first:
+            say("stopped; the same command goes on from the last checkpoint")
+        raise
     if place.first:
         _finish(outcome)
 
