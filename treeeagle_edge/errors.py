@@ -39,4 +39,4 @@ def reason_of(error: Exception) -> str:
     if not said:
         return type(error).__name__
     line = said.splitlines()[0].rstrip(".")
-    return line[0].lower() + line[1:]
+    return line if line[1:2].isupper() else line[0].lower() + line[1:]  # an abbreviation keeps its capitals

@@ -165,6 +165,9 @@ class Passes:
         view = AttentionView(prefix, table[2], visible)
         with self._kernels():
             output = self.target.forward(table[0], table[1], table[2], view, self.store, self._taps, scored)
+        if self._device.type == "cuda":
+            # a round's clock is read next, and the walk would wait all the same: the pass would be booked under it
+            torch.cuda.synchronize(self._device)
         return replace(output, features=output.features[:rows]) if missing else output
 
     @contextmanager

@@ -16,7 +16,11 @@ from treeeagle_edge.generation_defaults import GenerationDefaults
 from treeeagle_edge.hardware import Hardware, detect
 from treeeagle_edge.head import Head
 from treeeagle_edge.head_checkpoint import open_head
+from treeeagle_edge.head_config import HeadConfig
+from treeeagle_edge.kernels.dispatch import current_backend
+from treeeagle_edge.kernels.trial import HeadShape, choose_attention
 from treeeagle_edge.known_models import find_known
+from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
 from treeeagle_edge.models import resolve_head, resolve_model
 from treeeagle_edge.passes import MAX_EXPANSIONS, PREFILL_CHUNK
@@ -70,10 +74,14 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
     fetch = settings.head is not None or settings.model is None
     head_path = _head_path(plan, fetch=fetch, say=say)
     target, head = _load_models(plan, checkpoint, threads, head_path)
+    # before what passes cost is measured
+    slower = choose_attention(
+        torch.device(plan.device), _head_shapes(target, head), plain=settings.kernels == "torch"
+    )
     engine = _build_engine(
         plan, target, head, exact=settings.exact, cache=_costs_path(plan, hardware, threads)
     )
-    notes = list(hardware.notes)
+    notes = [*hardware.notes, *([] if slower is None else [slower])]
     if plan.note is not None:
         notes.append(f"{plan.note.text}; {plan.note.hint}")
     if head is not None:
@@ -194,6 +202,14 @@ def _build_engine(
     return engine
 
 
+def _head_shapes(target: TargetModel, head: DraftHead | None) -> list[HeadShape]:
+    """What the attention of both models is asked for."""
+    models: list[tuple[ModelConfig | HeadConfig, torch.dtype]] = [(target.config, target.kv_dtype)]
+    if head is not None:
+        models.append((head.config, head.store.keys.dtype))
+    return [HeadShape(c.num_heads, c.num_kv_heads, c.head_dim, dtype) for c, dtype in models]
+
+
 def _costs_path(plan: RunPlan, hardware: Hardware, threads: int) -> Path:
     """One table a machine, model, head, width and kind of kernels."""
     what = (
@@ -205,6 +221,7 @@ def _costs_path(plan: RunPlan, hardware: Hardware, threads: int) -> Path:
         plan.bits,
         plan.backend,
         plan.tree,
+        *([] if plan.device == "cpu" else [current_backend()]),
     )
     return cache_dir() / "costs" / f"{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.json"
 
