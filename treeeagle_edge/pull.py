@@ -14,6 +14,7 @@ from treeeagle_edge.errors import CannotRunError, InputError, UsageError
 from treeeagle_edge.fetch import DEMO_MODEL, fetch_demo_model, is_cached, verify_demo_model
 from treeeagle_edge.hardware import detect
 from treeeagle_edge.hub import cached_repository, is_repository
+from treeeagle_edge.hub_cache import CacheFolder, require_space
 from treeeagle_edge.hub_errors import explained
 from treeeagle_edge.hub_repository import Repository
 from treeeagle_edge.json_file import read_json
@@ -132,7 +133,7 @@ def _hub_part(name: str, say: Progress, *, verify: bool, kind: str | None) -> Pa
     what = kind or hub_repository.kind_of(name, config)
     notes = _fit_notes(name, hub_repository.check_model(name, config)) if what == "model" else ()
     files = hub_repository.files_of(repository, what)
-    folder = hub_download.CacheFolder(repository)
+    folder = CacheFolder(repository)
     return Part(
         name,
         what,
@@ -141,7 +142,7 @@ def _hub_part(name: str, say: Progress, *, verify: bool, kind: str | None) -> Pa
         partial(_bring_hub, repository, what, verify),
         _target_of(name, config) if what == "head" else None,
         notes,
-        partial(hub_download.require_space, repository, files),
+        partial(require_space, repository, files),
     )
 
 

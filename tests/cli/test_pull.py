@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hub_stand_in import CHUNK, TOKEN, Hub, running_hub, use_hub
 
-from treeeagle_edge import hub_download, pull
+from treeeagle_edge import hub_cache, pull
 from treeeagle_edge.cli.app import main
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.hardware_cpu import Cpu, Ram
@@ -246,7 +246,7 @@ def test_a_damaged_download_is_not_taken(hub, capsys):
 
 def test_a_full_disk_is_known_before_it_is_full(hub, capsys, monkeypatch):
     usage = namedtuple("usage", "total used free")(GB, 0, 30_000)
-    monkeypatch.setattr(hub_download.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(hub_cache.shutil, "disk_usage", lambda _: usage)
     for arguments in (["org/name"], ["org/name", "--dry-run"]):
         code, _, err = run(capsys, *arguments)
         assert "error: org/name needs 40 kB more in " in err and "and 30 kB are free" in err and code == 3

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from hub_stand_in import CHUNK, TOKEN, Hub, checksum, running_hub, use_hub
 
-from treeeagle_edge import hub_download, hub_repository
+from treeeagle_edge import hub_cache, hub_download, hub_progress, hub_repository
 from treeeagle_edge.errors import CannotRunError, InputError
 from treeeagle_edge.hub import cached_repository, fetch_repository
-from treeeagle_edge.hub_download import CacheFolder, download, missing_bytes
+from treeeagle_edge.hub_cache import CacheFolder, missing_bytes
+from treeeagle_edge.hub_download import download
 from treeeagle_edge.hub_repository import RemoteFile, Repository, files_of, kind_of, look_up
 
 NAME = "org/name"
@@ -103,6 +104,32 @@ def test_a_short_break_is_bridged_in_the_same_run(hub):
     assert ranges(hub) == [None, f"bytes={5 * CHUNK}-"]
 
 
+def test_a_line_that_breaks_again_and_again_is_borne_as_long_as_bytes_come(hub):
+    hub.breaks["model.safetensors"] = [3 * CHUNK, *[CHUNK] * 30]
+    assert (fetched() / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_line_that_breaks_too_often_is_given_up_and_loses_nothing(hub, monkeypatch):
+    """The client's own five attempts are taken away, so that each break is one of ours."""
+    from huggingface_hub import file_download
+
+    once = file_download.http_get
+    monkeypatch.setattr(file_download, "http_get", lambda *a, **options: once(*a, **options, _nb_retries=0))
+    monkeypatch.setattr(hub_download, "_MOST_BREAKS", 4)
+    hub.breaks["model.safetensors"] = [0, *[2 * CHUNK] * 30]
+    with pytest.raises(CannotRunError, match="the connection broke"):
+        fetched()
+    assert place().stat().st_size == 0, "an answer without a byte is not asked for again"
+    with pytest.raises(CannotRunError, match="the connection broke"):
+        fetched()
+    kept = place().stat().st_size
+    assert kept == 4 * 2 * CHUNK
+    hub.breaks.clear()
+    hub.seen.clear()
+    assert (fetched() / "model.safetensors").read_bytes() == WEIGHTS
+    assert ranges(hub) == [f"bytes={kept}-"]
+
+
 def test_a_server_without_ranges_costs_time_only(hub):
     hub.breaks["model.safetensors"] = [20 * CHUNK, *DEAD]
     with pytest.raises(CannotRunError):
@@ -165,7 +192,7 @@ def test_only_what_is_missing_has_to_come(hub):
 
 def test_a_disk_too_small_is_found_before_anything_comes(hub, monkeypatch):
     usage = namedtuple("usage", "total used free")(10**6, 0, 10**4)
-    monkeypatch.setattr(hub_download.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(hub_cache.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(CannotRunError, match=r"org/name needs 40 kB more in .*, and 10 kB are free") as error:
         fetched()
     assert "HF_HOME" in error.value.hint
@@ -348,7 +375,7 @@ def test_progress_is_few_lines_in_a_file_and_many_where_they_replace_each_other(
             self.append(message)
 
     lively = InPlace()
-    monkeypatch.setattr(hub_download, "_REFRESH", 0.0)
+    monkeypatch.setattr(hub_progress, "_REFRESH", 0.0)
     repository = look_up(NAME)
     place("blob").unlink()
     download(repository, files_of(repository, "model"), lively)
@@ -358,12 +385,14 @@ def test_progress_is_few_lines_in_a_file_and_many_where_they_replace_each_other(
 def test_the_rest_of_the_way_is_told_in_time(monkeypatch):
     said: list[str] = []
     clock = iter(range(100, 200))
-    monkeypatch.setattr(hub_download.time, "monotonic", lambda: float(next(clock)))
-    meter = hub_download._Meter(said.append, 60 * 10**9)
+    monkeypatch.setattr(hub_progress.time, "monotonic", lambda: float(next(clock)))
+    meter = hub_progress.Meter(said.append, 60 * 10**9)
+    meter.end(10**9)
+    meter.begin("a.safetensors", 10**9)
     for _ in range(4):
-        meter.fetched(3 * 10**9, "a.safetensors")
-    assert said[-1] == "a.safetensors: 12.0 GB of 60.0 GB, 4.0 GB/s, 12 s left"
-    assert [hub_download._duration(seconds) for seconds in (3, 700, 4000)] == ["3 s", "12 min", "1 h 07 min"]
+        meter.chunk(3 * 10**9)
+    assert said[-1] == "a.safetensors: 14.0 GB of 60.0 GB, 4.0 GB/s, 12 s left"
+    assert [hub_progress.duration(seconds) for seconds in (3, 700, 4000)] == ["3 s", "12 min", "1 h 07 min"]
 
 
 def test_checksums_are_those_that_git_and_its_large_files_use(tmp_path):

@@ -1,0 +1,100 @@
+"""How far a fetch has come, in sentences: how much, how fast, and how long the rest will take."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from treeeagle_edge.plan import format_size
+
+Progress = Callable[[str], None]
+
+_REFRESH = 0.2  # seconds between messages where each replaces the one before
+_STEPS = 20  # messages about bytes in all, where each is a line of its own
+
+
+class Meter:
+    """Counts the bytes of several files, one at a time.
+
+    `say` gets a message now and then, more of them where its `in_place` says that each replaces the one before.
+    """
+
+    def __init__(self, say: Progress, total: int) -> None:
+        """`total`: bytes of all files."""
+        self.say = say
+        self._total = total
+        self._settled, self._current = 0, 0  # bytes of whole files, and of the file that is coming
+        self._name = ""
+        self._fetched, self._began = 0, 0.0  # bytes from the network, and when the first of them came
+        self._in_place = bool(getattr(say, "in_place", False))
+        self._said = (0.0, 0)  # time and step of the last message
+
+    def begin(self, name: str, here: int) -> None:
+        """The file `name` comes next, or begins anew; `here` bytes of it are here."""
+        self._name, self._current = name, here
+        self._said = (self._said[0], self._step)
+
+    def chunk(self, count: int) -> None:
+        """`count` further bytes of the file came; below 0 where bytes were taken back."""
+        now = time.monotonic()
+        self._began = self._began or now
+        self._fetched += count
+        self._current += count
+        due = now - self._said[0] >= _REFRESH if self._in_place else self._step > self._said[1]
+        if due and self._done < self._total:
+            self._said = (now, self._step)
+            self.say(f"{self._name}: {self._text(now - self._began)}")
+
+    def end(self, size: int) -> None:
+        """The file is whole, with `size` bytes."""
+        self._settled, self._current = self._settled + size, 0
+
+    @property
+    def _done(self) -> int:
+        return self._settled + self._current
+
+    @property
+    def _step(self) -> int:
+        return self._done * _STEPS // max(1, self._total)
+
+    def _text(self, seconds: float) -> str:
+        text = f"{format_size(self._done)} of {format_size(self._total)}"
+        if seconds < 1 or self._fetched <= 0:
+            return text
+        rate = self._fetched / seconds
+        return f"{text}, {format_size(rate)}/s, {duration((self._total - self._done) / rate)} left"
+
+
+def duration(seconds: float) -> str:
+    """Such as "40 s", "12 min", "1 h 05 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+class CountedFile(io.BufferedWriter):
+    """A file to append to that tells `count` of every chunk, and of what is taken back from its end (below 0)."""
+
+    def __init__(self, path: Path, count: Callable[[int], None]) -> None:
+        """Opens `path`, which need not exist."""
+        super().__init__(io.FileIO(path, "a"))
+        self._count = count
+
+    def write(self, data: Any) -> int:
+        """Append `data`."""
+        written = super().write(data)
+        self._count(written)
+        return written
+
+    def truncate(self, size: int | None = None) -> int:
+        """Cut the file: the hub's client does so where a server begins anew."""
+        self.flush()
+        before = os.fstat(self.fileno()).st_size
+        after = super().truncate(size)
+        self._count(after - before)
+        return after
