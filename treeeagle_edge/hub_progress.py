@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from treeeagle_edge.plan import format_size
 Progress = Callable[[str], None]
 
 _REFRESH = 0.2  # seconds between messages where each replaces the one before
+_WINDOW = 10.0  # seconds over which the speed is taken
 _STEPS = 20  # messages about bytes in all, where each is a line of its own
 
 
@@ -29,7 +31,8 @@ class Meter:
         self._total = total
         self._settled, self._current = 0, 0  # bytes of whole files, and of the file that is coming
         self._name = ""
-        self._fetched, self._began = 0, 0.0  # bytes from the network, and when the first of them came
+        self._fetched = 0  # bytes from the network
+        self._recent: deque[tuple[float, int]] = deque()  # (time, bytes from the network), a second apart
         self._in_place = bool(getattr(say, "in_place", False))
         self._said = (0.0, 0)  # time and step of the last message
 
@@ -41,13 +44,16 @@ class Meter:
     def chunk(self, count: int) -> None:
         """`count` further bytes of the file came; below 0 where bytes were taken back."""
         now = time.monotonic()
-        self._began = self._began or now
+        if not self._recent or now - self._recent[-1][0] >= 1:
+            self._recent.append((now, self._fetched))
+        while now - self._recent[0][0] > _WINDOW:
+            self._recent.popleft()
         self._fetched += count
         self._current += count
         due = now - self._said[0] >= _REFRESH if self._in_place else self._step > self._said[1]
         if due and self._done < self._total:
             self._said = (now, self._step)
-            self.say(f"{self._name}: {self._text(now - self._began)}")
+            self.say(f"{self._name}: {self._text(now)}")
 
     def end(self, size: int) -> None:
         """The file is whole, with `size` bytes."""
@@ -61,11 +67,12 @@ class Meter:
     def _step(self) -> int:
         return self._done * _STEPS // max(1, self._total)
 
-    def _text(self, seconds: float) -> str:
+    def _text(self, now: float) -> str:
         text = f"{format_size(self._done)} of {format_size(self._total)}"
-        if seconds < 1 or self._fetched <= 0:
+        since, before = self._recent[0]
+        if now - since < 1 or self._fetched <= before:
             return text
-        rate = self._fetched / seconds
+        rate = (self._fetched - before) / (now - since)
         return f"{text}, {format_size(rate)}/s, {duration((self._total - self._done) / rate)} left"
 
 

@@ -389,9 +389,11 @@ def test_the_rest_of_the_way_is_told_in_time(monkeypatch):
     meter = hub_progress.Meter(said.append, 60 * 10**9)
     meter.end(10**9)
     meter.begin("a.safetensors", 10**9)
-    for _ in range(4):
-        meter.chunk(3 * 10**9)
-    assert said[-1] == "a.safetensors: 14.0 GB of 60.0 GB, 4.0 GB/s, 12 s left"
+    for _ in range(5):
+        meter.chunk(10**9)
+    for _ in range(12):
+        meter.chunk(2 * 10**9)
+    assert said[-1] == "a.safetensors: 31.0 GB of 60.0 GB, 2.2 GB/s, 13 s left", "the last ten seconds count"
     assert [hub_progress.duration(seconds) for seconds in (3, 700, 4000)] == ["3 s", "12 min", "1 h 07 min"]
 
 
