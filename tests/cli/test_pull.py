@@ -95,7 +95,7 @@ def test_transcript_of_a_dry_run(hub, capsys, tmp_path):
     lines = run(capsys, "org/name", "--dry-run")[1].splitlines()
     assert lines[3:] == ["    40 kB  model.safetensors  20 kB here", "20 kB would be fetched"]
     run(capsys, "org/name")
-    assert run(capsys, "org/name", "--dry-run")[1].endswith("nothing would be fetched: all of it is here\n")
+    assert run(capsys, "org/name", "--dry-run")[1].endswith("nothing would be fetched: all is here\n")
 
 
 def test_a_model_with_the_head_that_goes_with_it(hub, machine, capsys, tmp_path):

@@ -80,7 +80,9 @@ def _show(parts: tuple[Part, ...]) -> None:
             print(f"{format_size(file.size):>9}  {file.name}  {here}".rstrip())
     sys.stdout.flush()
     missing = sum(part.to_fetch for part in parts)
-    print(f"{format_size(missing)} would be fetched" if missing else "nothing would be fetched: all of it is here")
+    print(
+        f"{format_size(missing) if missing else 'nothing'} would be fetched{'' if missing else ': all is here'}"
+    )
     for part in parts:
         part.check_space()
 
