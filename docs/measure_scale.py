@@ -122,12 +122,13 @@ def speed_table(results: dict[str, dict[str, Any]]) -> str:
               "trees pay from")  # fmt: skip
     rows = []
     for name, item in results.items():
+        least = "more than 8" if item["least"] is None else f"{item['least']:.2f}"
         for accepted, curve in item["curves"].items():
             best = max(curve, key=lambda choice: choice.speedup)
             shown = f"{best.speedup:.2f}x: {best.nodes} nodes, depth {best.depth}"
             rows.append(
                 (name, str(accepted), *(f"{choice.speedup:.2f}x" for choice in curve), shown,
-                 f"{best.break_even:.2f} tokens", f"{item['least']:.2f} tokens")
+                 f"{best.break_even:.2f} tokens", f"{least} tokens")
             )  # fmt: skip
     return aligned_table(header, rows, left=(0,))
 

@@ -68,19 +68,23 @@ def best_tree(costs: CostModel, first: float, nodes: int) -> Choice:
     choices = []
     for limit in range(1, DEEPEST + 1):
         chosen = tree_nodes(first, limit, nodes)
+        if len(chosen) < nodes:
+            continue  # so few levels do not hold as many
         depth = max(level for _, level in chosen)
-        rounds = (costs.draft(depth) + costs.verify(len(chosen) + 1)) / costs.verify(1)
+        rounds = (costs.draft(depth) + costs.verify(nodes + 1)) / costs.verify(1)
         settled = 1 + sum(chance for chance, _ in chosen)
         choices.append(Choice(nodes, depth, settled, settled / rounds, rounds))
     return max(choices, key=lambda choice: choice.speedup)
 
 
-def least_acceptance(costs: CostModel, budgets: tuple[int, ...]) -> float:
-    """Tokens a round, of the reference tree, from which on some tree of `budgets` beats plain decoding."""
+def least_acceptance(costs: CostModel, budgets: tuple[int, ...]) -> float | None:
+    """Tokens a round, of the reference tree, from which on some tree of `budgets` beats plain decoding; None where none
+    does with less than 8.
+    """
     low, high = 1.0, float(DEEPEST)
     for _ in range(24):
         middle = (low + high) / 2
         first = first_for(middle)
         pays = max(best_tree(costs, first, nodes).speedup for nodes in budgets) > 1
         low, high = (low, middle) if pays else (middle, high)
-    return (low + high) / 2
+    return high if high < DEEPEST else None
