@@ -85,7 +85,7 @@ class Nf4Linear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device, dtype: torch.dtype) -> None:
         """Quantise weight [out, in] and move it to `device`; products run in `dtype`."""
-        bnb = _bitsandbytes()
+        bnb = bitsandbytes_module()
         out_size, in_size = weight.shape
         layer = bnb.nn.Linear4bit(
             in_size, out_size, bias=False, compute_dtype=dtype, compress_statistics=False, quant_type="nf4"
@@ -128,7 +128,7 @@ class CudaInt8Linear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device, dtype: torch.dtype) -> None:
         """Quantise weight [out, in] while it moves to the CUDA `device`; products run in `dtype`."""
-        bnb = _bitsandbytes()
+        bnb = bitsandbytes_module()
         out_size, in_size = weight.shape
         layer = bnb.nn.Linear8bitLt(in_size, out_size, bias=False, has_fp16_weights=False, threshold=0.0)
         layer.weight = bnb.nn.Int8Params(
@@ -181,10 +181,10 @@ def check_bits(bits: int, device: torch.device) -> None:
             f"PyTorch {torch.__version__} has no int8 product for the CPU", "update torch, or use --bits 16"
         )
     if bits == 4 or (bits == 8 and device.type == "cuda"):
-        _bitsandbytes()
+        bitsandbytes_module()
 
 
-def _bitsandbytes() -> ModuleType:
+def bitsandbytes_module() -> ModuleType:
     """The module, imported on first use; without its notice that an optional download was not found."""
     logger = logging.getLogger("bitsandbytes")
     level = logger.level

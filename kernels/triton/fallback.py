@@ -22,11 +22,11 @@ def reads_less_than_bitsandbytes(x: Tensor, out_size: int, rule: FusedRule | Non
     rows, in_size = x.shape
     if not MIN_ROWS <= rows <= MAX_ROWS or in_size % BLOCK_SIZE:
         return False
-    rule = rule or _installed_rule()
+    rule = rule or installed_rule()
     return rule is not None and not rule(x.device.index or 0, x.dtype, rows, out_size, in_size)
 
 
-def _installed_rule() -> FusedRule | None:
+def installed_rule() -> FusedRule | None:
     """What bitsandbytes 0.50 itself chooses by, from its internals; None where there is no CUDA, or no such rule."""
     if not torch.cuda.is_available():
         return None

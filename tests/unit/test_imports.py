@@ -55,6 +55,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "runtime": ("runtime",),
     "tools": (
         "bench*",
+        "gpu_check*",
         "head_report*",
         "profile_checks",
         "profile_live",

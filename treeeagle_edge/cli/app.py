@@ -23,6 +23,7 @@ from treeeagle_edge.cli.console import (
     print_error,
 )
 from treeeagle_edge.cli.eval_head import eval_head_command
+from treeeagle_edge.cli.gpu_check import gpu_check_command
 from treeeagle_edge.cli.profile import profile_command
 from treeeagle_edge.cli.pull import pull_command
 from treeeagle_edge.cli.train import train_command
@@ -92,6 +93,7 @@ app.command("profile")(profile_command)
 app.command("bench")(bench_command)
 app.command("eval-head")(eval_head_command)
 app.command("train")(train_command)
+app.command("gpu-check")(gpu_check_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

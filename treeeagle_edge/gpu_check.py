@@ -1,0 +1,224 @@
+"""Checks and measures the CUDA path in one run of a few minutes: `treeeagle gpu-check`; docs/gpu.md has the figures.
+
+Sections run one after another in a worker process, the most important ones first. One that fails is reported, and the
+next goes on; one that takes its process along, by a fault in a kernel or without end, is reported too, and what is left
+goes on in a new process, without Triton. No model is downloaded: weights are random, made on the card.
+
+The document, of schema "treeeagle-gpu-check/1":
+
+- `environment`: `card`, `architecture` ("sm_90"), `driver`, `memory_bytes`, `multiprocessors`, `l2_bytes`, `device`,
+  and `versions` of python, torch, CUDA, triton, bitsandbytes and of this package; null where there is none
+- `size` ("full", or "test" on a CPU), `minutes` allowed, `seconds` taken, `card`
+- `sections`: a list, each with `name`, `title`, `status` ("ok", "FAILED", "skipped", "not on this device"), `reason`
+  (or null), `seconds`, `card`, `rows` (flat objects; `result` says what became of each), `notes`, and `problems`
+  (tracebacks and sentences). Keys that end in "us" are microseconds; a "share" is one of the measured bandwidth
+- `facts`: figures that later sections divide by, such as `bandwidth` in bytes/s
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from treeeagle_edge.errors import InputError, UsageError, reason_of
+from treeeagle_edge.gpu_check_process import FAILED, LOST, SKIPPED, Ended, Order, run_worker
+from treeeagle_edge.gpu_check_report import render
+
+SCHEMA = "treeeagle-gpu-check/1"
+_NO_TIME = "the time was over before it began"
+_LEAST_SECONDS = 8.0  # no worker is started with less
+_START_SECONDS = 120.0  # a worker imports PyTorch and finds the device in less
+_GRACE_SECONDS = 20.0  # a section may overrun its time by this before its process is ended
+
+Document = dict[str, Any]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class SectionPlan:
+    """One section, and the most seconds it may take in full."""
+
+    name: str
+    title: str
+    seconds: float
+
+
+PLAN = (
+    SectionPlan("bandwidth", "Memory bandwidth", 15),
+    SectionPlan("kernels", "Triton kernels against the reference", 100),
+    SectionPlan("load", "Random weights, quantised on the device", 60),
+    SectionPlan("parity", "Tree and plain decoding say the same", 90),
+    SectionPlan("passes", "Passes: verify to decode, head to decode", 45),
+    SectionPlan("linears", "Products with 4-bit weights", 75),
+    SectionPlan("attention", "Attention by context", 45),
+    SectionPlan("speed", "Tokens per second at simulated acceptance", 60),
+    SectionPlan("graphs", "CUDA graphs of a verify pass", 30),
+    SectionPlan("products", "Which kernel multiplies", 25),
+    SectionPlan("memory", "No allocation over a thousand rounds", 75),
+    SectionPlan("passes-2", "Passes of the second model", 50),
+    SectionPlan("products-2", "Which kernel multiplies in the second model", 20),
+)
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """What was asked for."""
+
+    device: str
+    size: str = "full"
+    minutes: float = 7.5
+    sections: tuple[str, ...] = ()  # empty: all
+
+    def plans(self) -> list[SectionPlan]:
+        """The sections to run, in order. Raises UsageError for a name that is none."""
+        names = [plan.name for plan in PLAN]
+        wrong = next((name for name in self.sections if name not in names), None)
+        if wrong is not None:
+            raise UsageError(f"there is no section {wrong} of the GPU check", f"use {', '.join(names)}")
+        return [plan for plan in PLAN if not self.sections or plan.name in self.sections]
+
+
+def run_check(options: CheckOptions, *, progress: Progress, save: Path | None = None) -> Document:
+    """Run the sections within `minutes` and return the document, which `save` is rewritten with after every section.
+
+    Raises UsageError for an unknown section, InputError where `save` cannot be written.
+    """
+    run = _Run(options, progress, save)
+    run.write()
+    while run.waiting:
+        if run.left < _LEAST_SECONDS:
+            run.skip(_NO_TIME)
+            break
+        run.work()
+    run.document["seconds"] = time.perf_counter() - run.started
+    run.write()
+    return run.document
+
+
+def has_failed(document: Document) -> bool:
+    """Whether a section failed; one that did not run has not."""
+    return any(section["status"] == FAILED for section in document["sections"])
+
+
+@dataclass
+class _Begun:
+    """A section under way, with the rows it has reported so far."""
+
+    plan: SectionPlan
+    since: float = field(default_factory=time.perf_counter)
+    rows: list[Any] = field(default_factory=list)
+
+
+class _Run:
+    """Workers, one after another, and the document that grows."""
+
+    def __init__(self, options: CheckOptions, progress: Progress, save: Path | None) -> None:
+        self.started = time.perf_counter()
+        self.waiting: list[SectionPlan] = options.plans()
+        self._options = options
+        self._progress = progress
+        self._save = save
+        self._stop = self.started + 60 * options.minutes
+        self._triton = True
+        self.document: Document = {
+            "schema": SCHEMA,
+            "environment": {},
+            "size": options.size,
+            "minutes": options.minutes,
+            "seconds": 0.0,
+            "card": None,
+            "sections": [],
+            "facts": {},
+        }
+
+    @property
+    def left(self) -> float:
+        """Seconds until the time is over."""
+        return self._stop - time.perf_counter()
+
+    def work(self) -> None:
+        """One worker: as many of the waiting sections as it lives for. What began and did not end has failed."""
+        order = Order(
+            device=self._options.device,
+            size=self._options.size,
+            triton=self._triton,
+            sections=tuple((plan.name, self._seconds(plan)) for plan in self.waiting),
+            stop=time.time() + self.left,
+            facts=self.document["facts"],
+        )
+        begun: _Begun | None = None
+        until = time.perf_counter() + _START_SECONDS
+        worker = run_worker(order, until)
+        event = next(worker)
+        while not isinstance(event, Ended):
+            kind = event.pop("event")
+            if kind == "environment":
+                self.document |= event
+                until = time.perf_counter() + _GRACE_SECONDS
+            elif kind == "start":
+                begun = _Begun(next(plan for plan in self.waiting if plan.name == event["name"]))
+                until = begun.since + min(self._seconds(begun.plan), self.left) + _GRACE_SECONDS
+                self._progress(f"{begun.plan.title} ({self.left:.0f} s left)")
+            elif kind == "rows":
+                assert begun is not None
+                begun.rows += event["rows"]
+            else:
+                assert begun is not None
+                self.document["facts"] |= event["facts"]
+                self._add(_record(begun.plan, **event["section"]))
+                begun, until = None, time.perf_counter() + _GRACE_SECONDS
+            event = worker.send(until)
+        self._settle(begun, event)
+
+    def _seconds(self, plan: SectionPlan) -> float:
+        """The section's own limit is one of the full size: in a test only the whole has one."""
+        return plan.seconds if self._options.size == "full" else self.left
+
+    def _settle(self, begun: _Begun | None, ended: Ended) -> None:
+        """After a worker's end: blame the section it was in, and leave Triton out from now on."""
+        if begun is not None:
+            seconds = time.perf_counter() - begun.since
+            problems = [ended.said or ended.reason]
+            failed = _record(
+                begun.plan, FAILED, ended.reason, seconds=seconds, rows=begun.rows, problems=problems
+            )
+            self._add(failed)
+        elif ended.code not in (0, LOST):
+            self.skip(f"no worker could do it: {ended.reason}", status=FAILED)
+        elif ended.code == 0:
+            self.skip(_NO_TIME)
+        self._triton = False
+
+    def _add(self, section: dict[str, Any]) -> None:
+        self.waiting = [plan for plan in self.waiting if plan.name != section["name"]]
+        self.document["sections"].append({**section, "card": self.document["card"]})
+        self.write()
+
+    def skip(self, reason: str, status: str = SKIPPED) -> None:
+        """Report all that is waiting as not run."""
+        for plan in self.waiting:
+            self._add(_record(plan, status, reason))
+
+    def write(self) -> None:
+        """The document as far as it goes, and its table beside it."""
+        if self._save is None:
+            return
+        try:
+            self._save.write_text(json.dumps(self.document, indent=1) + "\n", encoding="utf-8")
+            self._save.with_suffix(".md").write_text(render(self.document) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InputError(
+                f"the report cannot be written to {self._save}: {reason_of(error)}", "choose another file"
+            ) from error
+
+
+def _record(
+    plan: SectionPlan, status: str, reason: str | None, *, seconds: float = 0.0, **found: list[Any]
+) -> dict[str, Any]:
+    """A section's entry in the document; `found`: its rows, notes and problems."""
+    known = {"name": plan.name, "title": plan.title, "status": status, "reason": reason, "seconds": seconds}
+    return {**known, "rows": [], "notes": [], "problems": [], **found}

@@ -1,0 +1,50 @@
+"""Answers of the engine over random models, as several sections of the GPU check need them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from treeeagle_edge.engine import Engine
+from treeeagle_edge.gpu_check_sizes import Sizes
+from treeeagle_edge.model_protocols import DraftHead
+from treeeagle_edge.rounds import Round
+from treeeagle_edge.sampling_params import SamplingParams
+from treeeagle_edge.target import Target
+
+
+def prompt_of(target: Target, tokens: int) -> list[int]:
+    """A prompt that counts upwards, as the text of a led target goes on."""
+    return [token % target.config.vocab_size for token in range(5, 5 + tokens)]
+
+
+def script_of(known: Sequence[int], target: Target, places: int) -> Tensor:
+    """[places] int64 for `ScriptedHead`: the known text, then upwards from its last token."""
+    vocab = target.config.vocab_size
+    more = [(known[-1] + step) % vocab for step in range(1, places - len(known) + 1)]
+    return torch.tensor([*known, *more], dtype=torch.int64, device=target.device)
+
+
+def engine_of(target: Target, head: DraftHead, sizes: Sizes, *, exact: bool = False) -> Engine:
+    """An engine with the check's context and tree."""
+    return Engine(
+        target, head, context=sizes.context, slots=sizes.slots, tree=sizes.tree, exact=exact, costs=None
+    )
+
+
+def answer(
+    engine: Engine, prompt: Sequence[int], tokens: int, *, speculate: bool
+) -> tuple[list[int], list[Round]]:
+    """Ids and rounds of one greedy answer from an empty cache."""
+    engine.reset()
+    params = SamplingParams(temperature=0.0, max_tokens=tokens)
+    rounds = list(engine.generate(prompt, params, speculate=speculate, reuse_prefix=False))
+    return [token for one in rounds for token in one.ids], rounds
+
+
+def tokens_per_round(rounds: Sequence[Round]) -> float:
+    """Accepted tokens and one, averaged over verify passes."""
+    verified = [one.accepted + 1 for one in rounds if one.kind != "prefill"]
+    return sum(verified) / len(verified)

@@ -1,0 +1,253 @@
+"""Inputs for every Triton kernel, with what the plain PyTorch that defines it gives for them.
+
+Triton is imported by the calls, so that the list can be made where it is not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from treeeagle_edge.kernels import reference
+from treeeagle_edge.kernels.triton import reference as plain
+from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE, HeadNorm, KVScales, Pool, Rotation
+from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.model_config import RopeConfig
+from treeeagle_edge.rope import RotaryTable
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel at one shape. Both calls give fresh results from the same inputs, as tensors to be compared."""
+
+    name: str
+    dtype: torch.dtype  # sets how near the results must be
+    ours: Callable[[], tuple[Tensor, ...]]
+    expected: Callable[[], tuple[Tensor, ...]]
+
+
+def cases(device: torch.device, *, small: bool) -> Iterator[Case]:
+    """All kernels, in the shapes of Llama-3.1-8B, Qwen2-7B and SmolLM2-135M, or in tiny ones."""
+    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    large = (32, 8, 128), (28, 4, 128), (9, 3, 64)
+    llama, qwen, smol = ((4, 2, 16), (7, 1, 16), (3, 3, 16)) if small else large
+    long, short = (40, 10) if small else (2100, 130)
+    tall = 8 if small else 64
+    yield attention_case(device, llama, bf16, rows=1, prefix=long)
+    yield attention_case(device, llama, bf16, rows=tall // 2, prefix=long)
+    yield attention_case(device, qwen, bf16, rows=tall, prefix=short)
+    yield attention_case(device, smol, bf16, rows=tall // 4, prefix=long)
+    yield attention_case(device, llama, bf16, rows=tall, prefix=0)
+    yield attention_case(device, llama, fp16, rows=tall // 4, prefix=short, scale=1e3)
+    yield attention_case(device, smol, fp32, rows=tall // 4, prefix=short)
+    yield attention_case(device, llama, torch.int8, rows=tall // 4, prefix=short)
+    yield attention_case(device, llama, bf16, rows=8 if small else 256, prefix=short, causal=True)
+    yield attention_case(device, llama, bf16, rows=tall // 4, prefix=short, spoiled=True)
+    for dtype in (bf16, torch.int8):
+        yield write_case(device, llama, dtype, rows=tall)
+        yield rotate_case(device, llama, dtype, rows=tall // 4, normalizes=dtype == torch.int8)
+    width = 64 if small else 4096
+    yield from rowwise_cases(device, bf16, tall, width)
+    for rows, out_size, in_size in (
+        ((2, 33, 64), (8, 64, 128))
+        if small
+        else (
+            (2, 4608, 3584),
+            (16, 6144, 4096),
+            (33, 112, 4096),
+            (64, 4096, 14_336),
+        )
+    ):
+        yield product_case(device, bf16, rows, out_size, in_size)
+    yield product_case(device, fp16, tall // 4 + 1, width, width)
+
+
+def attention_case(
+    device: torch.device,
+    heads: tuple[int, int, int],
+    dtype: torch.dtype,
+    *,
+    rows: int,
+    prefix: int,
+    causal: bool = False,
+    scale: float = 1.0,
+    spoiled: bool = False,
+) -> Case:
+    """Query heads, KV heads and their size; a random tree, or a piece of a prompt. `scale`: of Q and K; `spoiled`: one
+    node holds NaN, which may reach nobody but its descendants.
+    """
+    query_heads, kv_heads, dim = heads
+    floating = torch.bfloat16 if dtype == torch.int8 else dtype
+    slots = prefix + rows + 9
+    query = normal((rows, query_heads, dim), 1, device, floating) * scale
+    keys = normal((slots, kv_heads, dim), 2, device, floating) * scale
+    values = normal((slots, kv_heads, dim), 3, device, floating)
+    order = torch.randperm(slots, generator=torch.Generator().manual_seed(4)).to(device)
+    visible = torch.ones(rows, rows, dtype=torch.bool).tril() if causal else random_tree(rows)
+    if spoiled:
+        keys[order[prefix + 1]], values[order[prefix + 1]] = float("nan"), float("nan")
+    scales: KVScales | None = None
+    read_keys, read_values = keys, values
+    if dtype == torch.int8:
+        (keys, key_scales), (values, value_scales) = (
+            plain.quantize(keys.float()),
+            plain.quantize(values.float()),
+        )
+        scales = KVScales(key_scales, value_scales)
+        read_keys, read_values = plain.dequantize(Pool(keys, values, scales))
+
+    def view() -> AttentionView:
+        return AttentionView(order[:prefix], order[prefix : prefix + rows], visible.to(device))
+
+    def ours() -> tuple[Tensor, ...]:
+        from treeeagle_edge.kernels.triton.attention import attention  # imports triton: only where it can run
+
+        return (attention(query, keys, values, view(), scales),)
+
+    def expected() -> tuple[Tensor, ...]:
+        return (reference.attention(query, read_keys, read_values, view()),)
+
+    kind = "prompt" if causal else "tree with NaN" if spoiled else "tree"
+    name = f"attention {query_heads}/{kv_heads}x{dim} {_name(dtype)}, {kind} of {rows} after {prefix}"
+    return Case(name, dtype, ours, expected)
+
+
+def write_case(device: torch.device, heads: tuple[int, int, int], dtype: torch.dtype, rows: int) -> Case:
+    """Keys and values to their slots."""
+    _, kv_heads, dim = heads
+    kv = normal((rows, 2 * kv_heads, dim), 1, device, torch.bfloat16)
+    slots = _scattered(rows, device)
+
+    def ours() -> tuple[Tensor, ...]:
+        from treeeagle_edge.kernels.triton import kv_write
+
+        pool = _pool(2 * rows, kv_heads, dim, dtype, device)
+        kv_write.write(kv, slots, pool)
+        return _stands_for(pool)
+
+    def expected() -> tuple[Tensor, ...]:
+        pool = _pool(2 * rows, kv_heads, dim, dtype, device)
+        plain.write(kv, slots, pool)
+        return _stands_for(pool)
+
+    return Case(f"KV write {kv_heads}x{dim} {_name(dtype)}, {rows} rows", dtype, ours, expected)
+
+
+def rotate_case(
+    device: torch.device, heads: tuple[int, int, int], dtype: torch.dtype, rows: int, normalizes: bool
+) -> Case:
+    """RoPE, with the norm of each head before it where `normalizes`, and keys and values to their slots."""
+    query_heads, kv_heads, dim = heads
+    qkv = normal((rows, query_heads + 2 * kv_heads, dim), 1, device, torch.bfloat16)
+    table = RotaryTable(RopeConfig(), dim, 8 * rows, device)
+    rotation = Rotation(table.cos, table.sin, torch.arange(rows, device=device) * 7)
+    norm = (
+        HeadNorm(normal((query_heads + kv_heads, dim), 5, device, torch.float32), 1e-6)
+        if normalizes
+        else None
+    )
+    slots = _scattered(rows, device)
+
+    def ours() -> tuple[Tensor, ...]:
+        from treeeagle_edge.kernels.triton import kv_write
+
+        pool = _pool(2 * rows, kv_heads, dim, dtype, device)
+        query = kv_write.rotate_and_write(qkv, rotation, slots, pool, torch.bfloat16, norm)
+        return query, *_stands_for(pool)
+
+    def expected() -> tuple[Tensor, ...]:
+        pool = _pool(2 * rows, kv_heads, dim, dtype, device)
+        query = plain.rotate_and_write(qkv, rotation, slots, pool, torch.bfloat16, norm)
+        return query, *_stands_for(pool)
+
+    what = "norm, rotate and write" if normalizes else "rotate and write"
+    return Case(f"{what} {query_heads}/{kv_heads}x{dim} {_name(dtype)}, {rows} rows", dtype, ours, expected)
+
+
+def rowwise_cases(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> Iterator[Case]:
+    """RMSNorm alone, after the residual sum, and SiLU gating."""
+    stream = normal((rows, width), 1, device, torch.float32)
+    branch, weight = normal((rows, width), 2, device, dtype), normal((width,), 3, device, torch.float32)
+    wide = normal((rows, 2 * width), 4, device, dtype)
+
+    def added() -> tuple[Tensor, ...]:
+        from treeeagle_edge.kernels.triton import rowwise
+
+        kept = stream.clone()
+        return rowwise.add_rms_norm(kept, branch, weight, 1e-5, dtype, scale=0.5), kept
+
+    def added_plainly() -> tuple[Tensor, ...]:
+        kept = stream.clone()
+        return plain.add_rms_norm(kept, branch, weight, 1e-5, dtype, scale=0.5), kept
+
+    def normed() -> tuple[Tensor, ...]:
+        from treeeagle_edge.kernels.triton import rowwise
+
+        return (rowwise.rms_norm(stream, weight, 1e-5, dtype),)
+
+    def gated() -> tuple[Tensor, ...]:
+        from treeeagle_edge.kernels.triton import rowwise
+
+        return (rowwise.silu_gate(wide),)
+
+    shape = f"{rows} x {width}"
+    yield Case(f"RMSNorm {shape}", dtype, normed, lambda: (plain.rms_norm(stream, weight, 1e-5, dtype),))
+    yield Case(f"add and RMSNorm {shape}", dtype, added, added_plainly)
+    yield Case(f"SiLU gate {shape}", dtype, gated, lambda: (plain.silu_gate(wide),))
+
+
+def product_case(device: torch.device, dtype: torch.dtype, rows: int, out_size: int, in_size: int) -> Case:
+    """Rows times a weight of random bytes: any byte is two 4-bit numbers."""
+    generator = torch.Generator().manual_seed(6)
+    count = out_size * in_size
+    packed = torch.randint(0, 256, (count // 2,), dtype=torch.uint8, generator=generator).to(device)
+    absmax = torch.rand(count // BLOCK_SIZE, generator=generator).to(device) + 0.1
+    code = torch.linspace(-1, 1, 16, device=device)
+    x, bias = normal((rows, in_size), 1, device, dtype), normal((out_size,), 2, device, dtype)
+
+    def ours() -> tuple[Tensor, ...]:
+        from treeeagle_edge.kernels.triton.matmul_4bit import matmul_4bit
+
+        return (matmul_4bit(x, packed, absmax, code, bias),)
+
+    def expected() -> tuple[Tensor, ...]:
+        return (plain.matmul_4bit(x, packed, absmax, code, bias),)
+
+    return Case(f"4-bit product {_name(dtype)}, {rows} x {in_size} -> {out_size}", dtype, ours, expected)
+
+
+def normal(shape: tuple[int, ...], seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Normally distributed numbers, the same on every device."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def random_tree(rows: int) -> Tensor:
+    """[rows, rows] bool: each row sees itself and its ancestors in a random tree."""
+    generator = torch.Generator().manual_seed(rows)
+    visible = torch.eye(rows, dtype=torch.bool)
+    for row in range(1, rows):
+        visible[row] |= visible[int(torch.randint(0, row, (1,), generator=generator))]
+    return visible
+
+
+def _scattered(rows: int, device: torch.device) -> Tensor:
+    return torch.randperm(2 * rows, generator=torch.Generator().manual_seed(7))[:rows].to(device)
+
+
+def _pool(slots: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> Pool:
+    keys, values = (torch.zeros(slots, kv_heads, dim, dtype=dtype, device=device) for _ in range(2))
+    if dtype != torch.int8:
+        return Pool(keys, values)
+    k, v = (torch.zeros(slots, kv_heads, device=device) for _ in range(2))
+    return Pool(keys, values, KVScales(k, v))
+
+
+def _stands_for(pool: Pool) -> tuple[Tensor, Tensor]:
+    return (pool.keys, pool.values) if pool.scales is None else plain.dequantize(pool)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

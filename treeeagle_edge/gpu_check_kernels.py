@@ -1,0 +1,65 @@
+"""Section of the GPU check: every Triton kernel against the plain PyTorch that defines it, on the device."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from treeeagle_edge.gpu_check_cases import Case, cases
+from treeeagle_edge.gpu_check_probe import Finding, Probe
+from treeeagle_edge.gpu_check_process import NOT_HERE, OK
+
+# Largest difference by the largest value: sums in another order, and weights rounded to 16 bits before their product.
+_LIMIT = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.int8: 3e-2}
+_POISON_BYTES = (2**12, 2**16, 2**20, 2**24)  # blocks that an allocator hands out again
+
+
+def check_kernels(probe: Probe, finding: Finding) -> None:
+    """A row a kernel and shape: its largest relative error, and whether more runs give the same bits."""
+    problem = probe.triton_problem()
+    if problem is not None:
+        finding.rows.append(
+            {"kernel": "all", "error": None, "limit": None, "result": f"{NOT_HERE}: {problem}"}
+        )
+        return
+    for case in cases(probe.device, small=probe.sizes.name == "test"):
+        if probe.left < 0:
+            finding.notes.append(f"time was over before {case.name} and what follows it")
+            return
+        row = {"kernel": case.name, "error": None, "limit": _LIMIT[case.dtype]}
+        probe.attempt(finding, row, partial(_judge, probe, finding, case))
+
+
+def _judge(probe: Probe, finding: Finding, case: Case) -> dict[str, object]:
+    poison(probe.device)
+    first = case.ours()
+    error = relative_error(first, case.expected())
+    limit = _LIMIT[case.dtype]
+    if not error <= limit:
+        return {"error": error, "result": finding.fail(f"{case.name} is {error:.1e} from the reference")}
+    for _ in range(probe.sizes.kernel_runs - 1):  # a race would show as other bits
+        if not all(
+            torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, case.ours(), strict=True)
+        ):
+            return {"error": error, "result": finding.fail(f"{case.name} gives other bits when run again")}
+    return {"error": error, "result": OK}
+
+
+def relative_error(ours: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> float:
+    """Largest difference by the largest expected value; infinite where NaN does not meet NaN."""
+    worst = 0.0
+    for a, b in zip(ours, expected, strict=True):
+        a, b = a.double(), b.double()
+        if a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()):
+            return float("inf")
+        a, b = a.nan_to_num(), b.nan_to_num()
+        worst = max(worst, float((a - b).abs().max()) / max(float(b.abs().max()), 1e-30))
+    return worst
+
+
+def poison(device: torch.device) -> None:
+    """Leave NaN in memory that is free, so that what a kernel does not write shows."""
+    held = [torch.full((size // 4,), float("nan"), device=device) for size in _POISON_BYTES for _ in range(4)]
+    del held

@@ -1,0 +1,151 @@
+"""Sections of the GPU check: the card's bandwidth, and how near products with 4-bit weights come to it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from treeeagle_edge.gpu_check_models import draw
+from treeeagle_edge.gpu_check_probe import Finding, Probe, Row
+from treeeagle_edge.gpu_check_process import OK
+from treeeagle_edge.gpu_check_products import matrices
+from treeeagle_edge.gpu_check_sizes import Model
+from treeeagle_edge.gpu_check_timing import Arm, Timing, fastest_arm, interleaved, repeated, walk
+from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE
+from treeeagle_edge.linear import bitsandbytes_module
+
+BANDWIDTH = "bandwidth"  # bytes/s, a fact that later sections divide by
+_MOST_COPIES = 64
+
+
+def check_bandwidth(probe: Probe, finding: Finding) -> None:
+    """Copying (bytes read and written) and reading; the faster of the two is what later figures are a share of."""
+    source = torch.ones(probe.sizes.copy_bytes // 4, device=probe.device)
+    target = torch.empty_like(source)
+    arms = {"copy": Arm(lambda: target.copy_(source)), "read": Arm(source.sum)}
+    times = interleaved(arms, probe.device, probe.sizes.samples, probe.stop)
+    nbytes = {"copy": 2 * source.nbytes, "read": source.nbytes}
+    for name, timing in times.items():
+        rate = nbytes[name] / (timing.fastest_us * 1e-6)
+        probe.facts[BANDWIDTH] = max(rate, probe.facts.get(BANDWIDTH, 0.0))
+        finding.rows.append(
+            {"operation": name, "bytes": nbytes[name], "us": timing.us, "GB/s": rate / 1e9, "result": OK}
+        )
+
+
+@dataclass(frozen=True)
+class FourBit:
+    """One 4-bit weight as bitsandbytes packed it: what both products read."""
+
+    packed: Tensor
+    state: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product has to read of it."""
+        return int(self.packed.nbytes + self.state.absmax.nbytes)
+
+    def clone(self) -> FourBit:
+        """The same weight in other memory."""
+        state = copy.copy(self.state)
+        state.absmax = state.absmax.clone()
+        return FourBit(self.packed.clone(), state)
+
+
+def pack(weight: Tensor) -> FourBit:
+    """Quantise [out, in] to NF4 in blocks of 64 with scales in fp32, on its device."""
+    functional = bitsandbytes_module().functional
+    return FourBit(
+        *functional.quantize_4bit(weight, blocksize=BLOCK_SIZE, quant_type="nf4", compress_statistics=False)
+    )
+
+
+def ring(weight: FourBit, nbytes: int) -> list[FourBit]:
+    """The weight and copies of it, `nbytes` in all or more: walked in turn, none is in a cache when it comes up."""
+    copies = min(_MOST_COPIES, -(-nbytes // weight.nbytes))
+    return [weight, *(weight.clone() for _ in range(copies - 1))]
+
+
+def check_linears(probe: Probe, finding: Finding) -> None:
+    """A row a matrix and number of rows: time and share of the measured bandwidth, through bitsandbytes and Triton."""
+    linears_of(probe, finding, probe.sizes.main, probe.sizes.product_rows)
+
+
+def linears_of(probe: Probe, finding: Finding, which: Model, row_counts: tuple[int, ...]) -> None:
+    """The matrices of `which` with each number of rows."""
+    for name, (out_size, in_size) in matrices(which.config).items():
+        if probe.left < 0:
+            finding.notes.append(f"time was over before {name}")
+            return
+        columns = ("copies", "bitsandbytes us", "share", "triton us", "triton share", "16-bit us", "how")
+        row = {"model": which.name, "matrix": name, "out": out_size, "in": in_size}
+        probe.attempt(
+            finding,
+            {**row, "rows": None, **dict.fromkeys(columns)},
+            partial(_measure, probe, finding, row, row_counts),
+        )
+
+
+def _measure(probe: Probe, finding: Finding, row: Row, row_counts: tuple[int, ...]) -> list[Row]:
+    """All numbers of rows and both products in one interleaved run. `lm_head` is measured in 16 bits, too."""
+    weight = draw((row["out"], row["in"]), probe.device, torch.bfloat16, "weight")
+    weights = ring(pack(weight), probe.sizes.ring_bytes)
+    loops = max(1, -(-probe.sizes.graph_bytes // (weights[0].nbytes * len(weights))))
+    arms: dict[str, Arm] = {}
+    notes: dict[str, str] = {}
+    for rows in row_counts:
+        x = draw((rows, row["in"]), probe.device, torch.bfloat16, "x")
+        for name, call in _calls(probe, x, weights, weight if row["matrix"] == "lm_head" else None).items():
+            arm, reason = fastest_arm(repeated(call, loops), probe.device)
+            per = loops * (1 if name == "16-bit" else len(weights))
+            arms[f"{name} {rows}"] = Arm(arm.call, per, arm.how)
+            if reason is not None:
+                notes[name] = reason
+    times = interleaved(arms, probe.device, probe.sizes.samples, probe.stop)
+    bandwidth = probe.facts.get(BANDWIDTH)
+    finding.notes += [f"{name}: {reason}" for name, reason in notes.items()]
+    return [
+        {"rows": rows, "copies": len(weights), **_figures(times, rows, weights[0].nbytes, bandwidth)}
+        for rows in row_counts
+    ]
+
+
+def _calls(
+    probe: Probe, x: Tensor, weights: list[FourBit], dense: Tensor | None
+) -> dict[str, Callable[[], object]]:
+    """Ways to multiply `x` with each weight of the ring; a 16-bit weight is too large for any cache already."""
+    product = bitsandbytes_module().matmul_4bit
+    calls: dict[str, Callable[[], object]] = {
+        "bitsandbytes": walk(weights, lambda each: product(x, each.packed, quant_state=each.state))
+    }
+    if probe.triton_problem() is None:
+        from treeeagle_edge.kernels.triton.matmul_4bit import matmul_4bit
+
+        code = weights[0].state.code.float()
+        calls["triton"] = walk(weights, lambda each: matmul_4bit(x, each.packed, each.state.absmax, code))
+    if dense is not None:
+        calls["16-bit"] = lambda: F.linear(x, dense)
+    return calls
+
+
+def _figures(times: dict[str, Timing], rows: int, nbytes: int, bandwidth: float | None) -> dict[str, Any]:
+    bnb, ours, dense = (times.get(f"{name} {rows}") for name in ("bitsandbytes", "triton", "16-bit"))
+
+    def share(timing: Timing | None) -> float | None:
+        return None if timing is None or not bandwidth else nbytes / (timing.us * 1e-6) / bandwidth
+
+    return {
+        "bitsandbytes us": bnb.us if bnb else None,
+        "share": share(bnb),
+        "triton us": ours.us if ours else None,
+        "triton share": share(ours),
+        "16-bit us": dense.us if dense else None,
+        "how": bnb.how if bnb else None,
+    }

@@ -1,0 +1,96 @@
+"""Section of the GPU check: which kernel multiplies each matrix of a pass, by rule and as a profiler saw it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treeeagle_edge.gpu_check_models import draw
+from treeeagle_edge.gpu_check_probe import Finding, Probe, Row
+from treeeagle_edge.gpu_check_sizes import Model
+from treeeagle_edge.gpu_check_timing import said, wait
+from treeeagle_edge.kernels.triton.fallback import installed_rule
+from treeeagle_edge.linear import Linear
+from treeeagle_edge.model_config import ModelConfig
+
+_SEEN = 3  # kernels named in a row, the longest first
+
+
+def check_products(probe: Probe, finding: Finding) -> None:
+    """A row a matrix of the main model and number of rows: which kernel multiplied, by rule and as seen."""
+    products_of(probe, finding, probe.sizes.main)
+
+
+def check_second_products(probe: Probe, finding: Finding) -> None:
+    """The same for the second model."""
+    products_of(probe, finding, probe.sizes.second)
+
+
+def products_of(probe: Probe, finding: Finding, which: Model) -> None:
+    """What bitsandbytes' own rule says for the shape, and the kernels that a profiler saw in one call."""
+    model = probe.model(which)
+    layer = model.weights.layers[0]
+    linears = {"qkv": layer.qkv, "o": layer.output, "gate_up": layer.gate_up, "down": layer.down}
+    for name, (out_size, in_size) in matrices(model.config).items():
+        linear = linears.get(name, model.weights.lm_head)
+        for rows in probe.sizes.product_rows:
+            x = draw((rows, in_size), probe.device, model.dtype, "x")
+            row = {"model": which.name, "matrix": name, "out": out_size, "in": in_size, "rows": rows}
+            row |= {"stored as": type(linear).__name__, "rule": None, "seen": None}
+            packed = linear is not model.weights.lm_head
+            probe.attempt(finding, row, partial(_named, linear, x, out_size, packed=packed))
+
+
+def _named(linear: Linear, x: Tensor, out_size: int, *, packed: bool) -> Row:
+    return {
+        "rule": _by_rule(x, out_size) if packed else "PyTorch's product",
+        "seen": kernels_seen(partial(linear, x), x.device),
+    }
+
+
+def matrices(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Name -> (out, in) of the products of one pass, as they are fused."""
+    hidden, wide = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    return {
+        "qkv": (queries + 2 * keys, hidden),
+        "o": (hidden, queries),
+        "gate_up": (2 * wide, hidden),
+        "down": (hidden, wide),
+        "lm_head": (config.vocab_size, hidden),
+    }
+
+
+def _by_rule(x: Tensor, out_size: int) -> str:
+    rule = installed_rule()
+    if rule is None:
+        return "there is none here"
+    fused = rule(x.device.index or 0, x.dtype, x.shape[0], out_size, x.shape[1])
+    return "multiplies packed weights" if fused else "unpacks the weight, then PyTorch's product"
+
+
+def kernels_seen(call: Callable[[], object], device: torch.device) -> str:
+    """Names of the device's kernels in `call` (on the CPU, of operations), those that took longest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    call()
+    wait(device)
+    kind = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
+    try:
+        with profile(activities=[kind]) as seen:
+            call()
+            wait(device)
+        taken = {entry.key: _microseconds(entry, device) for entry in seen.key_averages()}
+    except RuntimeError as error:
+        return f"not seen: {said(error)}"
+    names = [name[:60] for name in sorted(taken, key=lambda name: -taken[name]) if taken[name] > 0]
+    return ", ".join(names[:_SEEN]) or "not seen: the profiler named no kernel"
+
+
+def _microseconds(entry: Any, device: torch.device) -> float:
+    """0 for a call of CUDA's interface, which is no kernel."""
+    return float(entry.self_device_time_total if device.type == "cuda" else entry.self_cpu_time_total)
