@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from treeeagle_edge.config_reader import read_config
 from treeeagle_edge.errors import InputError
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-__all__ = ["Checkpoint", "GenerationDefaults", "open_checkpoint", "read_config"]
+    from treeeagle_edge.checkpoint_bnb import StoredMatrix
+
+__all__ = ["Checkpoint", "GenerationDefaults", "HoldsStored", "open_checkpoint", "read_config"]
 
 
 class Checkpoint(Protocol):
@@ -31,7 +33,7 @@ class Checkpoint(Protocol):
         ...
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The tensor `name` on the CPU: fp32 for GGUF's quantised types, otherwise the stored dtype.
+        """The tensor `name` on the CPU: fp32 for quantised ones, otherwise the stored dtype.
 
         Linear weights are [out, in]; rows of Q and K are in Hugging Face's order, whose rotation pairs i with
         i + head_dim / 2. Raises InputError where the file has become unreadable, KeyError for an unknown
@@ -43,6 +45,18 @@ class Checkpoint(Protocol):
         """(GGUF type name such as "Q4_1", [rows, bytes per row] uint8) of a matrix stored in quantised blocks.
 
         Rows are in the order of `tensor`. None where the tensor is stored as floats.
+        """
+        ...
+
+
+@runtime_checkable
+class HoldsStored(Protocol):
+    """A checkpoint whose matrices may come quantised by bitsandbytes."""
+
+    def stored(self, name: str) -> StoredMatrix | None:
+        """Codes and scales of the matrix `name` as they are stored, None where it is stored as floats.
+
+        Raises InputError where its parts are missing or do not agree.
         """
         ...
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
+from treeeagle_edge.checkpoint_bnb import BnbTensors, StoredMatrix
 from treeeagle_edge.config_reader import model_config_from_json, read_config_json
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.generation_defaults import read_generation_defaults
@@ -90,22 +91,38 @@ class HFCheckpoint:
                 del found["lm_head.weight"], self._shards["lm_head.weight"]
             else:
                 declared = _untied(declared)
+        self._stored = BnbTensors(found, self._read, path) if declared.stored is not None else None
+        if self._stored is not None:
+            found = self._stored.shapes
         check_tensors(found, declared, path)
+        if self._stored is not None:
+            self._stored.check(declared)
         self.config = declared
+        self._names = frozenset(found)
 
     def names(self) -> frozenset[str]:
-        """Canonical names of all tensors."""
-        return frozenset(self._shards)
+        """Canonical names of all tensors; the parts of a quantised matrix go by its own name."""
+        return self._names
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The tensor in its stored dtype, on the CPU, as a copy of its own."""
+        """The tensor in its stored dtype, on the CPU, as a copy of its own; fp32 for a quantised matrix."""
+        stored = self.stored(name)
+        return self._read(name) if stored is None else stored.dequantised()
+
+    def stored(self, name: str) -> StoredMatrix | None:
+        """Codes and scales of a matrix that bitsandbytes quantised, None for any other tensor."""
+        if self._stored is None or name not in self._stored:
+            return None
+        return self._stored.matrix(name)
+
+    def _read(self, name: str) -> torch.Tensor:
         try:
             return self._shards[name].tensor(name)
         except (SafetensorError, OSError) as error:
             raise InputError(f"{name} in {self.path} cannot be read", _AGAIN) from error
 
     def raw(self, name: str) -> None:
-        """None: safetensors and pickles store floats."""
+        """None: no blocks of GGUF's kinds are stored here."""
 
 
 def _untied(config: ModelConfig) -> ModelConfig:

@@ -9,6 +9,7 @@ from typing import Any
 
 from treeeagle_edge.architectures import FAMILIES, SUPPORTED_HINT, family_of, refuse
 from treeeagle_edge.config_gguf import gguf_model_config
+from treeeagle_edge.config_quantised import stored_width
 from treeeagle_edge.config_rope import longest_position, rope_from_config
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.gguf_file import open_gguf
@@ -69,10 +70,10 @@ def model_config_from_json(config: Mapping[str, Any], path: Path) -> ModelConfig
 def _model_config(config: Mapping[str, Any], path: Path) -> ModelConfig:
     """See `model_config_from_json`; values of the wrong kind raise TypeError, ValueError, AttributeError."""
     family = _family(config, path)
+    layers = _size(config, "num_hidden_layers", path)
+    stored = stored_width(config, layers, path)
     _refuse_unsupported(config, family, path)
-    hidden, layers, heads = (
-        _size(config, key, path) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
-    )
+    hidden, heads = (_size(config, key, path) for key in ("hidden_size", "num_attention_heads"))
     head_dim = config.get("head_dim") or _DEFAULT_HEAD_DIM.get(family) or hidden // heads
     rope = rope_from_config(config, _max_position(config, family), path)
     bias = bool(config.get("attention_bias", False))
@@ -94,6 +95,7 @@ def _model_config(config: Mapping[str, Any], path: Path) -> ModelConfig:
         attention_bias=family == "qwen2" or (bias and family != "mistral"),
         output_bias=bias and family in ("llama", "qwen3", "minicpm"),
         qk_norm=family == "qwen3",
+        stored=stored,
         **scales,
     )
 
@@ -115,13 +117,6 @@ def _family(config: Mapping[str, Any], path: Path) -> str:
 
 def _refuse_unsupported(config: Mapping[str, Any], family: str, path: Path) -> None:
     """Raise InputError, by name, for what changes the maths and does not run here."""
-    quantised = config.get("quantization_config") or config.get("compression_config")
-    if quantised:
-        method = quantised.get("quant_method") or quantised.get("quantization_method") or "unknown"
-        raise InputError(
-            f"{path} is already quantised ({method}), and such weights are not read",
-            "use the unquantised repository of the model and --bits 4 or 8, or a GGUF file of it",
-        )
     if config.get("is_encoder_decoder"):
         raise InputError(f"{path} is an encoder-decoder, which is not supported", SUPPORTED_HINT)
     experts = config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts")

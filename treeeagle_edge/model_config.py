@@ -4,6 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# The matrices of a decoder layer, by the names Hugging Face's Llama gives them.
+LINEARS = (
+    *(f"self_attn.{which}_proj" for which in "qkvo"),
+    *(f"mlp.{which}_proj" for which in ("gate", "up", "down")),
+)
+
+
+@dataclass(frozen=True)
+class StoredWidth:
+    """How a repository that is already quantised by bitsandbytes stores the matrices of its layers."""
+
+    bits: int  # 4 or 8
+    name: str  # "NF4", "FP4" or "LLM.int8"
+    plain: tuple[str, ...] = ()  # modules kept as floats, such as "model.layers.3.mlp.down_proj"
+
 
 @dataclass(frozen=True)
 class RopeConfig:
@@ -48,6 +63,7 @@ class ModelConfig:
     embedding_scale: float = 1.0  # MiniCPM scale_emb
     residual_scale: float = 1.0  # MiniCPM scale_depth / sqrt(num_layers)
     logit_scale: float = 1.0  # MiniCPM dim_model_base / hidden_size: multiplies the normalised hidden state
+    stored: StoredWidth | None = None  # of weights that come quantised
 
     @property
     def default_taps(self) -> tuple[int, int, int]:

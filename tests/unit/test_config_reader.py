@@ -247,7 +247,7 @@ def test_a_head_given_as_the_model_is_called_a_head() -> None:
     assert "draft head" in refusal(draft_vocab_size=50)
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq", "bitsandbytes", "compressed-tensors"])
+@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors"])
 def test_quantised_repositories_are_refused_by_method(method: str) -> None:
     """expectations row 37: an existing quantization_config is detected and refused with advice."""
     with pytest.raises(InputError, match=method) as caught:
