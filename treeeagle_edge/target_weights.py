@@ -9,9 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treeeagle_edge.checkpoint import Checkpoint
+from treeeagle_edge.checkpoint import Checkpoint, HoldsStored
+from treeeagle_edge.checkpoint_bnb import StoredMatrix
+from treeeagle_edge.config_quantised import check_width
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.linear import DenseLinear, Linear, make_linear
+from treeeagle_edge.target_stored import stored_linear
 from treeeagle_edge.tensor_shapes import expected_shapes
 
 Progress = Callable[[int, int], None]  # (tensors done, tensors in all)
@@ -74,8 +77,11 @@ def load_weights(
 ) -> TargetWeights:
     """Read, convert and place the tensors of `checkpoint` one by one, so that little more than the result is held.
 
-    Raises InputError for a tensor that is missing or has another shape than the config asks, naming it.
+    Matrices that come quantised keep their codes and scales; what such a checkpoint left as floats stays at 16 bits
+    in the layers. Raises InputError for a tensor that is missing or has another shape than the config asks, naming it,
+    UsageError where `bits` is not the width that they are stored at.
     """
+    check_width(checkpoint.config.stored, bits)
     reader = TensorReader(checkpoint, device, progress)
     config = checkpoint.config
     raw = reader.tensor("model.embed_tokens.weight")
@@ -83,6 +89,8 @@ def load_weights(
     head_bits = lm_head_bits(bits, device)
     if config.tie_word_embeddings and head_bits >= 16:
         lm_head: Linear = DenseLinear(embedding, None)
+    elif not config.tie_word_embeddings and (stored := reader.stored("lm_head.weight")) is not None:
+        lm_head = stored_linear([stored], [None], device=device, dtype=dtype)
     else:
         source = raw if config.tie_word_embeddings else reader.tensor("lm_head.weight")
         lm_head = make_linear(source, None, bits=head_bits, device=device, dtype=dtype)
@@ -96,9 +104,19 @@ def _load_layer(reader: TensorReader, index: int, bits: int, dtype: torch.dtype)
     config = reader.config
 
     def linear(names: tuple[str, ...], with_bias: bool) -> Linear:
-        weight = reader.joined([f"{prefix}{name}.weight" for name in names])
-        bias = reader.joined([f"{prefix}{name}.bias" for name in names]) if with_bias else None
-        return make_linear(weight, bias, bits=bits, device=reader.device, dtype=dtype)
+        weights, biases = ([f"{prefix}{name}.{part}" for name in names] for part in ("weight", "bias"))
+        if config.stored is not None:
+            return stored_linear(
+                [
+                    reader.tensor(name) if (found := reader.stored(name)) is None else found
+                    for name in weights
+                ],
+                [reader.tensor(name) if with_bias else None for name in biases],
+                device=reader.device,
+                dtype=dtype,
+            )
+        bias = reader.joined(biases) if with_bias else None
+        return make_linear(reader.joined(weights), bias, bits=bits, device=reader.device, dtype=dtype)
 
     qk_norm = None
     if config.qk_norm:
@@ -148,6 +166,13 @@ class TensorReader:
     def raw(self, name: str) -> tuple[str, np.ndarray] | None:
         """(GGUF type, [rows, bytes a row] uint8) of a matrix stored in blocks, None for any other."""
         found = self._checkpoint.raw(name)
+        if found is not None:
+            self._count()
+        return found
+
+    def stored(self, name: str) -> StoredMatrix | None:
+        """The matrix as bitsandbytes stored it, None where it is stored otherwise."""
+        found = self._checkpoint.stored(name) if isinstance(self._checkpoint, HoldsStored) else None
         if found is not None:
             self._count()
         return found
