@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from treeeagle_edge.config_quantised import check_width
 from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.head_config import HeadConfig
-from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.model_config import ModelConfig, StoredWidth
 
 NATIVE_BITS = (4, 8)
 _BLOCK = 32
@@ -41,6 +42,19 @@ def choose_backend(
     if bits not in NATIVE_BITS or device != "cpu":
         return Backend(native=False)  # nothing is missing: these were never native
     return backend
+
+
+def stored_bits(stored: StoredWidth, asked: int | None, backend: Backend) -> int:
+    """Bits that a repository of quantised weights runs at: as stored on PyTorch's kernels, 8 on native ones.
+
+    Native kernels hold blocks of their own: 8-bit ones keep nearly all of the stored values, 4-bit ones, which a person
+    may ask for, round them again. Raises UsageError for a width that PyTorch's would have to quantise again.
+    """
+    if backend.native:
+        return asked or 8
+    if asked is not None:
+        check_width(stored, asked)
+    return stored.bits
 
 
 def _native_or_reason(bits: int, device: str, config: ModelConfig, head: HeadConfig | None) -> Backend:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from treeeagle_edge import plan_native
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.head_config import HeadConfig
-from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.model_config import LINEARS, ModelConfig
 from treeeagle_edge.rounds import TreeShape
 
 PREFILL_CHUNK = 256  # rows of a prompt that go through the target at once
@@ -104,14 +104,21 @@ def linear_bytes(rows: int, columns: int, bits: int) -> int:
 
 
 def block_bytes(model: ModelConfig, bits: int) -> int:
-    """Bytes of all decoder layers: linears at `bits`, norms in fp32, biases in the compute dtype."""
+    """Bytes of all decoder layers: linears at `bits`, norms in fp32, biases in the compute dtype.
+
+    Matrices that a quantised repository left as floats have 16 bits.
+    """
     h, inner = model.hidden_size, model.intermediate_size
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     shapes = ((q, h), (kv, h), (kv, h), (h, q), (inner, h), (inner, h), (h, inner))
     linears = sum(linear_bytes(rows, columns, bits) for rows, columns in shapes)
+    plain = 0
+    for module in model.stored.plain if model.stored is not None else ():
+        shape = shapes[[module.endswith(name) for name in LINEARS].index(True)]
+        plain += linear_bytes(*shape, 16) - linear_bytes(*shape, bits)
     norms = 2 * h + ((model.num_heads + model.num_kv_heads) * model.head_dim if model.qk_norm else 0)
     biases = (q + 2 * kv if model.attention_bias else 0) + (h if model.output_bias else 0)
-    return model.num_layers * (linears + norms * 4 + biases * compute_bytes(bits)) + h * 4
+    return model.num_layers * (linears + norms * 4 + biases * compute_bytes(bits)) + plain + h * 4
 
 
 def rotary_bytes(model: ModelConfig | HeadConfig, context: int) -> int:
@@ -250,7 +257,8 @@ class _Run:
         tables = (
             plan_native.embedding_bytes(model) if self.threads else embedding_bytes(model, bits, self.device)
         )
-        name = f"{bits}-bit blocks" if self.threads else _WEIGHT_NAMES[bits]
+        stored = _WEIGHT_NAMES[bits] if model.stored is None else f"{model.stored.name}, as stored"
+        name = f"{bits}-bit blocks" if self.threads else stored
         rotary = rotary_bytes(model, context)
         lines = [
             PlanLine(f"weights ({name})", layers + rotary, f"{model.num_layers} layers"),

@@ -16,7 +16,6 @@ from treeeagle_edge.fetch import DEMO_MODEL
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.paths import cache_dir
 from treeeagle_edge.plan import GB, block_bytes, embedding_bytes, format_gb, head_bytes
-from treeeagle_edge.profile_config import MemoryProfile
 from treeeagle_edge.run_plan import PlannedModel, RunPlan
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -148,14 +147,16 @@ def check_cpu(hardware: Hardware) -> Iterator[Check]:
     yield Check("memory", WARN if low else OK, memory, hint)
 
 
-def check_choices(bits: int, device: str, profile: MemoryProfile) -> Iterator[Check]:
+def check_choices(plan: RunPlan) -> Iterator[Check]:
     """What a person should know about the chosen width and profile on the chosen device."""
+    profile, device, stored = plan.profile, plan.device, plan.model.config.stored
     if profile.device != device.partition(":")[0]:
         text = f"profile {profile.name} is made for {profile.device}, and this runs on {device}"
         yield Check("profile", WARN, text, "leave --profile out to get the one for this device")
-    if bits == 8 and device.startswith("cuda"):
+    if plan.bits == 8 and device.startswith("cuda"):
         text = "8-bit weights on CUDA (LLM.int8) buy room, not speed"
-        yield Check("bits", WARN, text, "use --bits 4 for speed")
+        other = "" if stored is None else "the unquantised repository of the model with "
+        yield Check("bits", WARN, text, f"use {other}--bits 4 for speed")
 
 
 def check_backend(plan: RunPlan) -> Iterator[Check]:
@@ -164,6 +165,8 @@ def check_backend(plan: RunPlan) -> Iterator[Check]:
         return
     if plan.backend.native:
         yield Check("native kernels", OK, f"native kernels are there and use {native_isa()}")
+        if plan.note is not None:
+            yield Check("stored weights", WARN, plan.note.text, plan.note.hint)
     elif plan.note is not None:
         yield Check("native kernels", WARN, plan.note.text, plan.note.hint)
 

@@ -77,7 +77,7 @@ def build_report(
     found += checks.check_cpu(hardware)
     plan, refusal = _plan(settings, hardware)
     problem = problem or refusal
-    found += [*checks.check_backend(plan), *checks.check_choices(plan.bits, plan.device, plan.profile)]
+    found += [*checks.check_backend(plan), *checks.check_choices(plan)]
     found += checks.check_disk(plan.model)
     live_device = "cpu" if gpu_memory is not None else hardware.device
     bandwidth, verify_cost = None, None

@@ -6,14 +6,14 @@ import difflib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from treeeagle_edge.backend import Backend, choose_backend
+from treeeagle_edge.backend import Backend, choose_backend, stored_bits
 from treeeagle_edge.errors import CannotRunError, InputError
 from treeeagle_edge.fetch import DEMO_MODEL
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.hub import cached_repository, is_repository
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
-from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.model_config import ModelConfig, StoredWidth
 from treeeagle_edge.models import BUNDLED_HEADS, model_label, resolve_head, resolve_model
 from treeeagle_edge.plan import MemoryPlan, format_gb, plan_memory
 from treeeagle_edge.profile_config import MemoryProfile, choose_profile, load_profile, models_that_fit
@@ -73,17 +73,20 @@ def plan_run(
     """Fill what the person left open from the profile and plan the memory against what is free on the device now.
 
     A context that was asked for is kept. The profile's own is shortened to what the model and the memory allow. On a
-    CPU without native kernels, a profile's 4 bits become 8 and its tree a small one. Raises UsageError for a context
-    or bits out of range, CannotRunError where native kernels were asked for and cannot serve. The plan may not fit:
-    see `require_fit`.
+    CPU without native kernels, a profile's 4 bits become 8 and its tree a small one. A model that comes quantised keeps
+    its width, or takes 8 bits on native kernels. Raises UsageError for a context or bits out of range, CannotRunError
+    where native kernels were asked for and cannot serve. The plan may not fit: see `require_fit`.
     """
-    bits, shape = settings.bits or profile.bits, profile.tree
+    stored, shape = model.config.stored, profile.tree
+    bits = settings.bits or (profile.bits if stored is None else stored.bits)
     backend = choose_backend(
         settings.kernels, bits=bits, device=hardware.device, config=model.config, head=model.head
     )
     replaced = settings.bits is None and bits == 4 and hardware.device == "cpu" and not backend.native
     if replaced:
         bits, shape = _TORCH_BITS, _TORCH_TREE
+    if stored is not None:
+        bits, replaced = stored_bits(stored, settings.bits, backend), False
     tree = _tree(settings, shape, model.head)
 
     def planned(context: int) -> MemoryPlan:
@@ -106,6 +109,8 @@ def plan_run(
         wanted = memory.longest_context
         memory = planned(wanted)
     note = _kernels_note(backend, profile if replaced else None)
+    if stored is not None and backend.native:
+        note = _stored_note(stored, bits)
     return RunPlan(profile, model, hardware.device, bits, wanted, tree, memory, backend, note)
 
 
@@ -122,6 +127,18 @@ def _kernels_note(backend: Backend, replaced: MemoryProfile | None) -> KernelsNo
     if backend.reason is None:
         return None
     return KernelsNote(f"{slower}: {backend.reason}", backend.hint or "use --kernels torch to choose them")
+
+
+def _stored_note(stored: StoredWidth, bits: int) -> KernelsNote:
+    """Says what native kernels make of weights that come quantised."""
+    text = f"its {stored.name} weights are converted to {bits}-bit blocks of the native kernels"
+    if bits == 8:
+        return KernelsNote(
+            f"{text}, at next to no loss", "--kernels torch keeps them as they are stored, slower"
+        )
+    return KernelsNote(
+        f"{text}, which rounds them a second time", "leave --bits out for 8 bits, at next to no loss"
+    )
 
 
 def _tree(settings: RunSettings, shape: TreeShape, head: HeadConfig | None) -> TreeShape | None:
@@ -155,8 +172,9 @@ def alternatives(plan: RunPlan, settings: RunSettings, hardware: Hardware) -> li
     longest = plan.memory.longest_context
     if USEFUL_CONTEXT <= longest < plan.context:
         found.append(f"--context {longest}")
+    one_width = plan.model.config.stored is not None and not plan.backend.native  # --bits would be refused
     for bits in (16, 8, 4):
-        if bits < plan.bits:
+        if bits < plan.bits and not one_width:
             fewer = plan_run(replace(settings, bits=bits), plan.profile, hardware, plan.model).memory
             if fewer.fits and fewer.context == plan.context:
                 found.append(f"--bits {bits}")
