@@ -63,7 +63,7 @@ def _watch(probe: Probe, finding: Finding, attention: str, stop: float) -> dict[
         answer(engine, prompt, tokens, speculate=True)
         used, before, rounds = engine.usage().used_slots, allocator(probe.device), 0
         while rounds < sizes.rounds and time.perf_counter() < stop:
-            rounds += len(answer(engine, prompt, tokens, speculate=True)[1])
+            rounds += len(answer(engine, prompt, tokens, speculate=True)[1]) - 1  # without the prefill
         after = allocator(probe.device)
     found: dict[str, object] = {"rounds": rounds}
     if engine.usage().used_slots != used:

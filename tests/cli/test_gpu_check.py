@@ -1,0 +1,115 @@
+"""`treeeagle gpu-check` from end to end: in tiny shapes on the CPU, and its refusals where there is no card."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from treeeagle_edge.cli.app import main
+from treeeagle_edge.gpu_check import PLAN
+
+RUN = [sys.executable, "-P", "-m", "treeeagle_edge.cli.app", "gpu-check", "--size", "test", "--minutes", "30"]
+NOT_HERE = "not on this device"
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+
+
+def run(folder: Path, *arguments: str, **environment: str) -> tuple[dict[str, Any], str]:
+    """The document and the table of a run on the CPU that failed nowhere."""
+    saved = folder / "found.json"
+    done = subprocess.run(
+        [*RUN, "--device", "cpu", "--save", str(saved), *arguments],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert saved.with_suffix(".md").read_text() == done.stdout
+    return json.loads(saved.read_text()), done.stdout
+
+
+def rows_of(document: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return next(section["rows"] for section in document["sections"] if section["name"] == name)
+
+
+@pytest.mark.slow
+def test_all_of_it_runs_on_a_cpu_and_says_what_needs_a_card(tmp_path: Path) -> None:
+    document, table = run(tmp_path, TRITON_INTERPRET="")
+    states = {section["name"]: section["status"] for section in document["sections"]}
+    needs_a_card = ("kernels", "graphs", "memory")
+    assert states == {plan.name: NOT_HERE if plan.name in needs_a_card else "ok" for plan in PLAN}
+    assert all(section["rows"] and not section["problems"] for section in document["sections"])
+    assert document["environment"]["architecture"] == "cpu" and document["card"].endswith("(cpu)")
+    assert document["environment"]["versions"]["torch"] == torch.__version__
+    assert "no figure counts" in table and "FAILED" not in table
+
+    parity = rows_of(document, "parity")
+    assert {row["attention"] for row in parity} == {"reference", "exact"} and len(parity) == 12
+    scripted = [row for row in parity if row["drafts"] == "2 right a round"]
+    assert [row["tokens/round"] for row in scripted] == [3.0] * 4
+    speed = rows_of(document, "speed")
+    assert [row["tokens/round"] for row in speed] == [1, 2, 3, 4]
+    assert {row["source"] for row in speed} == {"measured"} and all(row["tokens/s"] > 0 for row in speed)
+    products = rows_of(document, "products")
+    assert {row["matrix"] for row in products} == {"qkv", "o", "gate_up", "down", "lm_head"}
+    assert all("4bit" in row["seen"] for row in products if row["matrix"] != "lm_head")
+    linears = rows_of(document, "linears")
+    assert all(row["bitsandbytes us"] > 0 and row["share"] > 0 for row in linears)
+    assert rows_of(document, "memory")[0]["rounds"] > 0
+
+
+@pytest.mark.slow
+@needs_triton
+def test_its_triton_parts_run_under_the_interpreter(tmp_path: Path) -> None:
+    """Attention, products and every kernel, in a process of its own as Triton's other tests."""
+    sections = "bandwidth,kernels,attention,linears,passes"
+    document, _ = run(tmp_path, "--sections", sections, TRITON_INTERPRET="1")
+    assert [section["name"] for section in document["sections"]] == [
+        plan.name for plan in PLAN if plan.name in sections.split(",")
+    ]
+    kernels = rows_of(document, "kernels")
+    assert len(kernels) >= 20 and all(
+        row["result"] == "ok" and row["error"] <= row["limit"] for row in kernels
+    )
+    assert all(
+        row["triton us"] > 0 for row in (*rows_of(document, "attention"), *rows_of(document, "linears"))
+    )
+    eager = [row for row in rows_of(document, "passes") if row["how"] == "eager"]
+    assert [row["attention"] for row in eager] == ["reference", "triton"]
+    assert all(row["verify/decode"] > 0 and row["step/decode"] > 0 for row in eager)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card to check")
+def test_without_a_card_it_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpu-check"]) == 3
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: device cuda cannot be used: ") and " hint: " in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--device", "cpu"], "--device cpu is no card, and this checks one"),
+        (["--sections", "kernels,speeed"], "there is no section speeed of the GPU check"),
+        (["--minutes", "0"], "--minutes is 0, which is out of range"),
+        (["--size", "huge"], "--size 'huge' is not a size"),
+    ],
+)
+def test_wrong_options_are_refused_first(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["gpu-check", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_help_says_what_it_needs_and_hides_the_test_size(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpu-check", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "nothing is downloaded" in " ".join(text.split()) and "--size" not in text
