@@ -140,7 +140,7 @@ class Report:
         met = value >= goal if at_least else value <= goal
         self.missed += not met
         bar = f"{'at least' if at_least else 'at most'} {goal:g}{unit}"
-        print(f"- {what}: {value:.3g}{unit}, bar {bar}: {'met' if met else 'MISSED'}", flush=True)
+        print(f"- {what}: {value:.4g}{unit}, bar {bar}: {'met' if met else 'MISSED'}", flush=True)
         self.document["results"].append({"what": what, "value": value, "bar": bar, "met": met})
 
     def close(self) -> None:
