@@ -58,11 +58,7 @@ class Stored4bitLinear:
 
 
 class StoredInt8Linear:
-    """LLM.int8 codes with fp32 scales.
-
-    On the CPU activations stay in bf16; on CUDA they are quantised by row, without the outlier path, which would look
-    at all rows of a pass.
-    """
+    """LLM.int8 codes with fp32 scales, activations in bf16. A row has the same bits alone and among others."""
 
     def __init__(
         self, matrix: StoredInt8, bias: Tensor | None, device: torch.device, dtype: torch.dtype
@@ -71,27 +67,35 @@ class StoredInt8Linear:
         self.weight = matrix.codes.to(device)
         self.absmax = matrix.absmax.to(device)
         self.bias = None if bias is None else bias.to(device=device, dtype=dtype)
-        if device.type != "cpu":
-            self._quantise = bitsandbytes_module().functional.int8_vectorwise_quant
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weight, scales and bias."""
+        """Bytes held."""
         return self.weight.nbytes + self.absmax.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[M, in] -> [M, out] in the dtype of x."""
-        if x.device.type == "cpu":
-            # the product's own scales are bf16 and would round the stored ones: it gets ones
-            rows = x.to(torch.bfloat16)
-            y = torch._weight_int8pack_mm(rows, self.weight, rows.new_ones(len(self.absmax)))
-            y = y.float().mul_(self.absmax / _INT8_LARGEST).to(x.dtype)
-        else:
-            codes, scales, _ = self._quantise(x.to(torch.float16), threshold=0.0)
-            y = torch.ops.bitsandbytes.int8_scaled_mm.default(
-                codes, self.weight, scales, self.absmax, bias=None, dtype=x.dtype
-            )
+        y = self.product(x)
         return y if self.bias is None else y.add_(self.bias)
+
+    def product(self, x: Tensor) -> Tensor:
+        """[M, in] -> [M, out] in the dtype of x, without the bias."""
+        # the product's own scales are bf16 and would round the stored ones: it gets ones
+        rows = x.to(torch.bfloat16)
+        y = torch._weight_int8pack_mm(rows, self.weight, rows.new_ones(len(self.absmax)))
+        return y.float().mul_(self.absmax / _INT8_LARGEST).to(x.dtype)
+
+
+class StoredInt8CudaLinear(StoredInt8Linear):
+    """The same with activations quantised by row, without the outlier path, which would look at all rows of a pass."""
+
+    def product(self, x: Tensor) -> Tensor:
+        """[M, in] -> [M, out] in the dtype of x, without the bias."""
+        quantise = bitsandbytes_module().functional.int8_vectorwise_quant
+        codes, scales, _ = quantise(x.to(torch.float16), threshold=0.0)
+        return torch.ops.bitsandbytes.int8_scaled_mm.default(
+            codes, self.weight, scales, self.absmax, bias=None, dtype=x.dtype
+        )
 
 
 class JoinedLinear:
@@ -136,7 +140,8 @@ def _single(
     if isinstance(matrix, Stored4bit):
         return Stored4bitLinear(matrix, bias, device, dtype)
     if isinstance(matrix, StoredInt8):
-        return StoredInt8Linear(matrix, bias, device, dtype)
+        kind = StoredInt8Linear if device.type == "cpu" else StoredInt8CudaLinear
+        return kind(matrix, bias, device, dtype)
     return make_linear(matrix, bias, bits=16, device=device, dtype=dtype)
 
 

@@ -21,7 +21,13 @@ from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.linear import DenseLinear
 from treeeagle_edge.plan import block_bytes
 from treeeagle_edge.target import Target, load_target
-from treeeagle_edge.target_stored import JoinedLinear, Stored4bitLinear, StoredInt8Linear, stored_linear
+from treeeagle_edge.target_stored import (
+    JoinedLinear,
+    Stored4bitLinear,
+    StoredInt8CudaLinear,
+    StoredInt8Linear,
+    stored_linear,
+)
 
 CPU = torch.device("cpu")
 IDS = torch.arange(24) * 7 % 320
@@ -200,15 +206,31 @@ def test_matrices_are_joined_only_where_their_blocks_end(
         assert torch.equal(stored.dequantised(), weight)
 
 
-def test_a_row_of_int8_is_the_same_among_others() -> None:
+@pytest.mark.parametrize("kind", [StoredInt8Linear, StoredInt8CudaLinear])
+def test_a_row_of_int8_is_the_same_among_others(kind: type[StoredInt8Linear]) -> None:
+    """bitsandbytes has the operations of the CUDA product for CPUs too."""
     generator = torch.Generator().manual_seed(2)
     codes = torch.randint(-127, 128, (48, 64), generator=generator, dtype=torch.int8)
-    matrix = StoredInt8(codes, torch.rand(48, generator=generator))
-    linear = stored_linear([matrix], [None], device=CPU, dtype=torch.bfloat16)
+    matrix, bias = StoredInt8(codes, torch.rand(48, generator=generator)), torch.arange(48.0)
+    linear = kind(matrix, bias, CPU, torch.bfloat16)
     x = torch.randn(17, 64, generator=generator).to(torch.bfloat16)
     together = linear(x)
-    torch.testing.assert_close(together.float(), x.float() @ matrix.dequantised().T, rtol=0.01, atol=0.02)
+    expected = x.float() @ matrix.dequantised().T + bias
+    assert distance(together, expected) < 0.01
     assert all(torch.equal(linear(x[row : row + 1])[0], together[row]) for row in range(17))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 17, 96])
+def test_products_on_cuda_use_the_stored_weights(rows: int) -> None:
+    device, generator = torch.device("cuda"), torch.Generator().manual_seed(3)
+    codes = torch.randint(-127, 128, (128, 256), generator=generator, dtype=torch.int8)
+    eight = StoredInt8(codes, torch.rand(128, generator=generator))
+    x = torch.randn(rows, 256, generator=generator).to(torch.bfloat16)
+    for matrix in (eight, four_bit(128, 256, 5)[0], four_bit(128, 256, 6, "fp4")[0]):
+        linear = stored_linear([matrix, matrix], [None, None], device=device, dtype=torch.bfloat16)
+        expected = x.float() @ torch.cat((matrix.dequantised(), matrix.dequantised())).T
+        assert distance(linear(x.to(device)).cpu(), expected) < 0.02
 
 
 def test_a_map_of_codes_of_another_kind_is_refused() -> None:
