@@ -196,6 +196,13 @@ def test_a_quantised_repository_is_refused_before_its_weights_come(hub, capsys, 
     assert (code, out) == (1, "") and not hub.asked("model.safetensors")
 
 
+def test_a_repository_that_bitsandbytes_quantised_is_fetched(hub, capsys):
+    """Expectations row 1: it loads as it is."""
+    said = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    hub.add("org/nf4", {**MODEL, "config.json": {**CONFIG, "quantization_config": said}})
+    assert run(capsys, "org/nf4")[0] == 0 and hub.asked("model.safetensors")
+
+
 def test_an_architecture_that_does_not_run_is_refused_by_name(hub, capsys):
     hub.add("org/mamba", {**MODEL, "config.json": {**CONFIG, "architectures": ["MambaForCausalLM"]}})
     code, _, err = run(capsys, "org/mamba")
