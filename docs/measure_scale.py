@@ -147,7 +147,8 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
         axes.set_title(name, fontsize=10)
         axes.set_xlabel("nodes")
     panels[0].set_ylabel("speed-up over plain decoding")
-    panels[0].legend(fontsize=8)
+    lines, labels = panels[0].get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), fontsize=9)
     save(figure, path)
 
 
