@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -101,6 +102,38 @@ def test_an_unpacked_wheel_imports_as_promised(wheel: zipfile.ZipFile, tmp_path:
     assert package == str(tmp_path / "treeeagle_edge" / "__init__.py")
     assert head == str(tmp_path / "treeeagle_edge" / "heads" / "smollm2-135m-eagle3")
     assert kernels == "None"
+
+
+# A machine with a card and PyTorch may lack the rest of what we declare: there, importing these fails.
+BLOCKS = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("gguf", "prompt_toolkit", "transformers", "matplotlib", "tokenizers", "accelerate"):
+            raise ImportError(f"{name} is not there")
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+@pytest.mark.slow
+def test_an_unpacked_wheel_checks_a_card_with_few_packages(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """Nothing is installed, and neither gguf, prompt_toolkit nor transformers is needed; in tiny shapes on the CPU."""
+    wheel.extractall(tmp_path)
+    (tmp_path / "sitecustomize.py").write_text(BLOCKS)
+    saved = tmp_path / "found.json"
+    command = [sys.executable, "-P", "-m", "treeeagle_edge.cli.app", "gpu-check", "--size", "test"]
+    done = subprocess.run(
+        [*command, "--minutes", "30", "--device", "cpu", "--save", str(saved)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(saved.read_text())
+    assert {section["status"] for section in document["sections"]} <= {"ok", "not on this device"}
+    assert len(document["sections"]) >= 10
+    assert document["environment"]["versions"]["treeeagle-edge"]
 
 
 def test_kernels_is_no_top_level_package_while_testing() -> None:
