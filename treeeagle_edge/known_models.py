@@ -129,7 +129,7 @@ def _table() -> dict[str, KnownModel]:
         "llama", 576, 1536, 30, 9, 3, 49_152, 8192, head_dim=64, rope=RopeConfig(theta=100_000.0), tied=True
     )
     return {
-        "smollm2-135m": _with_head(smollm2, "smollm2-135m-eagle3", draft_vocab=8192, theta=100_000.0),
+        "smollm2-135m": _with_head(smollm2, "smollm2-135m-eagle3", draft_vocab=10_240, theta=100_000.0),
         "meta-llama/Llama-3.1-8B-Instruct": _with_head(llama31_8b, "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"),
         "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": _with_head(
             llama31_8b, "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B"
