@@ -87,8 +87,15 @@ class Nf4Linear:
         """Quantise weight [out, in] and move it to `device`; products run in `dtype`."""
         bnb = bitsandbytes_module()
         out_size, in_size = weight.shape
+        # on no device: the layer would otherwise draw random weights of its own first, in fp32
         layer = bnb.nn.Linear4bit(
-            in_size, out_size, bias=False, compute_dtype=dtype, compress_statistics=False, quant_type="nf4"
+            in_size,
+            out_size,
+            bias=False,
+            compute_dtype=dtype,
+            compress_statistics=False,
+            quant_type="nf4",
+            device="meta",
         )
         layer.weight = bnb.nn.Params4bit(
             weight.to(dtype),
@@ -130,7 +137,9 @@ class CudaInt8Linear:
         """Quantise weight [out, in] while it moves to the CUDA `device`; products run in `dtype`."""
         bnb = bitsandbytes_module()
         out_size, in_size = weight.shape
-        layer = bnb.nn.Linear8bitLt(in_size, out_size, bias=False, has_fp16_weights=False, threshold=0.0)
+        layer = bnb.nn.Linear8bitLt(
+            in_size, out_size, bias=False, has_fp16_weights=False, threshold=0.0, device="meta"
+        )
         layer.weight = bnb.nn.Int8Params(
             weight.to(torch.float16), requires_grad=False, has_fp16_weights=False
         )
