@@ -142,13 +142,14 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
     for axes, (name, item) in zip(panels, results.items(), strict=True):
         for accepted, curve in item["curves"].items():
             axes.plot(BUDGETS, [choice.speedup for choice in curve], marker="o", markersize=3,
-                      label=f"{accepted} tokens a round at 16 nodes")  # fmt: skip
+                      label=f"{accepted} tokens a round")  # fmt: skip
         axes.axhline(1.0, color="#8c96a3", linewidth=1)
         axes.set_title(name, fontsize=10)
         axes.set_xlabel("nodes")
     panels[0].set_ylabel("speed-up over plain decoding")
     lines, labels = panels[0].get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), fontsize=9)
+    figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), fontsize=9,
+                  title="where a tree of 16 nodes would settle", title_fontsize=9)  # fmt: skip
     save(figure, path)
 
 
