@@ -37,7 +37,7 @@ def test_native_sequences_side_by_side_have_the_bits_they_have_alone() -> None:
         assert np.array_equal(got[row], _one(model, ids[-1], len(ids) - 1, row * LENGTH, alone))
 
 
-def _one(model, token: int, at: int, first: int, keys):  # noqa: ANN001, ANN202
+def _one(model, token: int, at: int, first: int, keys):
     slots = np.arange(first, first + at + 1)
     out = model.forward(
         np.array([token]),

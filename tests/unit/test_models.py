@@ -212,7 +212,8 @@ def test_the_demo_model_comes_with_its_head(demo_path: Path) -> None:
 
 def test_the_bundled_head_is_whole() -> None:
     folder = BUNDLED_HEADS / "smollm2-135m-eagle3"
-    assert {file.name for file in folder.iterdir()} == {"config.json", "model.safetensors", "training.json", "README.md"}
+    names = {file.name for file in folder.iterdir()}
+    assert names == {"config.json", "model.safetensors", "training.json", "README.md"}
     assert json.loads((folder / "config.json").read_text())["draft_vocab_size"] == 8192
 
 
