@@ -125,7 +125,7 @@ def describe(device: torch.device) -> dict[str, Any]:
             "driver": hardware.gpu.driver,
             "memory_bytes": properties.total_memory,
             "multiprocessors": properties.multi_processor_count,
-            "l2_bytes": properties.L2_cache_size,
+            "l2_bytes": getattr(properties, "L2_cache_size", None),
         }
     return {**found, "versions": versions}
 

@@ -68,8 +68,8 @@ def test_all_of_it_runs_on_a_cpu_and_says_what_needs_a_card(tmp_path: Path) -> N
 @pytest.mark.slow
 @needs_triton
 def test_its_triton_parts_run_under_the_interpreter(tmp_path: Path) -> None:
-    """Attention, products and every kernel, in a process of its own as Triton's other tests."""
-    sections = "bandwidth,kernels,attention,linears,passes"
+    """Parity, attention, products and every kernel, in a process of its own as Triton's other tests."""
+    sections = "bandwidth,kernels,parity,attention,linears,passes"
     document, _ = run(tmp_path, "--sections", sections, TRITON_INTERPRET="1")
     assert [section["name"] for section in document["sections"]] == [
         plan.name for plan in PLAN if plan.name in sections.split(",")
@@ -81,9 +81,22 @@ def test_its_triton_parts_run_under_the_interpreter(tmp_path: Path) -> None:
     assert all(
         row["triton us"] > 0 for row in (*rows_of(document, "attention"), *rows_of(document, "linears"))
     )
+    parity = [row for row in rows_of(document, "parity") if row["attention"] == "triton"]
+    assert len(parity) == 6 and all(row["result"].startswith("ok") for row in parity)
     eager = [row for row in rows_of(document, "passes") if row["how"] == "eager"]
     assert [row["attention"] for row in eager] == ["reference", "triton"]
     assert all(row["verify/decode"] > 0 and row["step/decode"] > 0 for row in eager)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_on_a_card_every_kernel_is_right_and_passes_can_be_captured(tmp_path: Path) -> None:
+    """Part of the check in full: an 8B in random weights. All of it takes minutes."""
+    saved = tmp_path / "found.json"
+    assert main(["gpu-check", "--sections", "bandwidth,kernels,graphs", "--save", str(saved)]) == 0
+    document = json.loads(saved.read_text())
+    assert {section["status"] for section in document["sections"]} == {"ok"}
+    assert document["environment"]["architecture"].startswith("sm_")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card to check")
