@@ -232,7 +232,7 @@ def test_a_loss_that_is_not_finite_stops_with_a_sentence(
     monkeypatch.setattr(trainer, "lesson_loss", spoilt)
     assert main(arguments(deep_checkpoint, tmp_path / "head")) == 3
     assert "the loss of step 5 is not finite" in capsys.readouterr().err
-    state = torch.load(tmp_path / "head" / "work" / "training.ckpt", weights_only=False)
+    state = torch.load(tmp_path / "head" / "work" / "training.ckpt", weights_only=True)
     assert state["step"] == 4
 
 

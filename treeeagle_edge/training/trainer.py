@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -175,12 +175,12 @@ class Trainer:
         if not self._group.place.first:
             return
         state = {
-            "settings": self.settings,
+            "settings": asdict(self.settings),
             "step": self._step,
             "steps": self._steps,
             "bounded": self._bounded,
             "smoothed": self._smoothed,
-            "record": self.record,
+            "record": asdict(self.record),
             "head": self.head.state_dict(),
             "optimiser": self._optimiser.state_dict(),
         }
@@ -197,17 +197,17 @@ class Trainer:
 
     def _load(self) -> None:
         try:
-            state = torch.load(self._checkpoint, weights_only=False)
+            state = torch.load(self._checkpoint, weights_only=True)
         except Exception as error:
             raise InputError(
                 f"the checkpoint {self._checkpoint} is damaged: {error}", "delete it to train from the start"
             ) from error
-        if state["settings"] != self.settings:
+        if state["settings"] != asdict(self.settings):
             raise InputError(
                 f"{self._checkpoint} belongs to a run with other settings",
                 "give the same options again, or another --out",
             )
         self._step, self._steps, self._bounded = state["step"], state["steps"], state["bounded"]
-        self._smoothed, self.record = state["smoothed"], state["record"]
+        self._smoothed, self.record = state["smoothed"], Record(**state["record"])
         self.head.load_state_dict(state["head"])
         self._optimiser.load_state_dict(state["optimiser"])
