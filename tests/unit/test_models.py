@@ -214,7 +214,7 @@ def test_the_bundled_head_is_whole() -> None:
     folder = BUNDLED_HEADS / "smollm2-135m-eagle3"
     names = {file.name for file in folder.iterdir()}
     assert names == {"config.json", "model.safetensors", "training.json", "README.md"}
-    assert json.loads((folder / "config.json").read_text())["draft_vocab_size"] == 8192
+    assert json.loads((folder / "config.json").read_text())["draft_vocab_size"] == 10_240
 
 
 def test_no_head_where_none_is_wanted_or_known(no_hub: None, tmp_path: Path) -> None:
