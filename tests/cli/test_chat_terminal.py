@@ -95,9 +95,8 @@ class Terminal:
 
 
 def _take_terminal() -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # a shell's background jobs ignore it, and children inherit that
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)  # ignored where the tests run in the background of a shell
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 

@@ -362,7 +362,12 @@ def program(hub: Hub, home: Path, *arguments: str, **changes: str) -> subprocess
     environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), **changes}
     command = [sys.executable, "-m", "treeeagle_edge.cli.app", "pull", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env=environment, **pipes)  # type: ignore[call-overload]
+    return subprocess.Popen(command, env=environment, preexec_fn=_heed_ctrl_c, **pipes)  # type: ignore[call-overload]
+
+
+def _heed_ctrl_c() -> None:
+    """SIGINT is ignored where the tests run in the background of a shell, and a program inherits that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_ctrl_c_keeps_what_came_and_the_next_run_goes_on(tmp_path):
