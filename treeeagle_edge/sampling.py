@@ -69,7 +69,7 @@ class Sampler:
         finite is not entered: the token that led to it stands, and the next round computes it again on its
         own. Raises CannotRunError if the root's is not.
         """
-        peaks, best = logits.max(dim=-1)
+        peaks, best = _largest(logits)
         finite = torch.isfinite(peaks).tolist()  # NaN and +inf both surface in the maximum
         if not finite[0]:
             raise CannotRunError(
@@ -138,6 +138,15 @@ class Sampler:
         if self._seen is not None and self._counts is not None:
             self._seen[token] = True
             self._counts[token] += 1
+
+
+def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Maximum of each row [N] and its id; NaN counts as the largest. On a CPU NumPy searches several times as fast."""
+    if logits.device.type != "cpu":
+        peaks, best = logits.max(dim=-1)
+        return peaks, best
+    best = torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.gather(-1, best[:, None])[:, 0], best
 
 
 def _bias_vector(params: SamplingParams, vocab_size: int, device: torch.device) -> Tensor | None:
