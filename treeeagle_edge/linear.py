@@ -1,7 +1,7 @@
 """Matrix products with stored weights at 4, 8, 16 or 32 bits, behind one factory.
 
 On the CPU 8 bits is PyTorch's weight-only int8 product and 4 bits the NF4 of bitsandbytes (QLoRA, arXiv 2305.14314);
-on CUDA both are bitsandbytes. bitsandbytes is imported only where it is used.
+on CUDA both are bitsandbytes, at 8 bits its product of integers alone. It is imported only where it is used.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treeeagle_edge.errors import CannotRunError
+from treeeagle_edge.int8_rows import int8_product, quantise_rows
 
 _NF4_BLOCK = 64  # weights that share one scale
 _NF4_CPU_ROWS = 32  # output channels that the fused CPU product takes at a time
@@ -131,32 +132,23 @@ class Nf4Linear:
 
 
 class CudaInt8Linear:
-    """LLM.int8 of bitsandbytes (arXiv 2208.07339) without its outlier path, which would look at all rows of a pass."""
+    """int8 weights with an fp32 scale an output channel, activations in two codes: see `int8_rows`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device, dtype: torch.dtype) -> None:
-        """Quantise weight [out, in] while it moves to the CUDA `device`; products run in `dtype`."""
-        bnb = bitsandbytes_module()
-        out_size, in_size = weight.shape
-        layer = bnb.nn.Linear8bitLt(
-            in_size, out_size, bias=False, has_fp16_weights=False, threshold=0.0, device="meta"
-        )
-        layer.weight = bnb.nn.Int8Params(
-            weight.to(torch.float16), requires_grad=False, has_fp16_weights=False
-        )
-        self._layer = layer.to(device).eval()
-        self._out_size = out_size
+        """Quantise weight [out, in] while it moves to `device`; products run in `dtype`."""
+        bitsandbytes_module()  # registers the product of integers
+        self.weight, self.absmax = quantise_rows(weight, device)
         self.bias = None if bias is None else bias.to(device=device, dtype=dtype)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: int8 weights and one fp32 scale an output channel."""
-        weight = self._layer.weight.data.nbytes
-        return weight + 4 * self._out_size + (0 if self.bias is None else self.bias.nbytes)
+        """Bytes held."""
+        return self.weight.nbytes + self.absmax.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[M, in] -> [M, out] in the dtype of x."""
-        y = self._layer(x).to(x.dtype)
-        return y if self.bias is None else y + self.bias
+        y = int8_product(x, self.weight, self.absmax)
+        return y if self.bias is None else y.add_(self.bias)
 
 
 def make_linear(

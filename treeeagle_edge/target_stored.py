@@ -9,9 +9,8 @@ from torch import Tensor
 
 from treeeagle_edge.checkpoint_bnb import Stored4bit, StoredInt8, StoredMatrix
 from treeeagle_edge.errors import InputError
+from treeeagle_edge.int8_rows import LARGEST, int8_product
 from treeeagle_edge.linear import Linear, bitsandbytes_module, make_linear
-
-_INT8_LARGEST = 127.0
 
 
 class Stored4bitLinear:
@@ -83,19 +82,22 @@ class StoredInt8Linear:
         # the product's own scales are bf16 and would round the stored ones: it gets ones
         rows = x.to(torch.bfloat16)
         y = torch._weight_int8pack_mm(rows, self.weight, rows.new_ones(len(self.absmax)))
-        return y.float().mul_(self.absmax / _INT8_LARGEST).to(x.dtype)
+        return y.float().mul_(self.absmax / LARGEST).to(x.dtype)
 
 
 class StoredInt8CudaLinear(StoredInt8Linear):
-    """The same with activations quantised by row, without the outlier path, which would look at all rows of a pass."""
+    """The same with activations in two int8 codes: see `int8_rows`."""
+
+    def __init__(
+        self, matrix: StoredInt8, bias: Tensor | None, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """As for the CPU."""
+        bitsandbytes_module()  # registers the product of integers
+        super().__init__(matrix, bias, device, dtype)
 
     def product(self, x: Tensor) -> Tensor:
         """[M, in] -> [M, out] in the dtype of x, without the bias."""
-        quantise = bitsandbytes_module().functional.int8_vectorwise_quant
-        codes, scales, _ = quantise(x.to(torch.float16), threshold=0.0)
-        return torch.ops.bitsandbytes.int8_scaled_mm.default(
-            codes, self.weight, scales, self.absmax, bias=None, dtype=x.dtype
-        )
+        return int8_product(x, self.weight, self.absmax)
 
 
 class JoinedLinear:

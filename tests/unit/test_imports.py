@@ -31,7 +31,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "head_files",
             "head_layouts",
         ),
-        *("chat_template", "tokenizer*", "generation_defaults", "linear", "rope"),
+        *("chat_template", "tokenizer*", "generation_defaults", "int8_rows", "linear", "rope"),
     ),
     "model": ("target", "target_*", "head", "native_*", "kv_pool", "sequence", "sampling"),
     "protocols": ("model_protocols",),
