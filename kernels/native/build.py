@@ -8,8 +8,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+
+Command = tuple[str, ...]
 
 COMPILER = "CXX"  # environment: the compiler to use
 SOURCES = Path(__file__).parent / "src"
@@ -32,11 +36,32 @@ SANITIZE = (
 )
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx512bf16")
-X86_FLAGS = {
-    "isa_avx512.cpp": (*AVX512, "-mprefer-vector-width=512"),
-    "isa_avx2.cpp": AVX2,
-    "isa_avxvnni.cpp": (*AVX2, "-mavxvnni"),
-}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Machines that can run the same instruction sets: how they and the sources call themselves.
+
+    `flags` has the files that only this family compiles, with what each adds to the flags of all.
+    """
+
+    machines: tuple[str, ...]
+    macro: str
+    flags: dict[str, tuple[str, ...]]
+
+
+FAMILIES = (
+    Family(
+        ("x86_64", "amd64"),
+        "TE_X86",
+        {
+            "isa_avx512.cpp": (*AVX512, "-mprefer-vector-width=512"),
+            "isa_avx2.cpp": AVX2,
+            "isa_avxvnni.cpp": (*AVX2, "-mavxvnni"),
+        },
+    ),
+    Family(("aarch64", "arm64"), "TE_ARM", {"isa_neon.cpp": ("-march=armv8.2-a+dotprod",)}),
+)
 
 
 class NoCompilerError(RuntimeError):
@@ -46,7 +71,7 @@ class NoCompilerError(RuntimeError):
 class BuildError(RuntimeError):
     """The compiler was there and failed: what was run, what it said, and the line of it that says most."""
 
-    def __init__(self, command: tuple[str, ...], output: str) -> None:
+    def __init__(self, command: Command, output: str) -> None:
         super().__init__(f"{' '.join(command)}\n{output}")
         lines = [line.strip() for line in output.splitlines() if line.strip()]
         errors = [line for line in lines if "error" in line.lower()]
@@ -61,7 +86,13 @@ def find_compiler() -> str:
     raise NoCompilerError("no C++ compiler found")
 
 
-def _run(command: tuple[str, ...]) -> None:
+def run_all(these: Iterable[Command]) -> None:
+    """Run these commands side by side; BuildError for the first that fails."""
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        list(pool.map(_run, these))
+
+
+def _run(command: Command) -> None:
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode != 0:
         raise BuildError(command, done.stderr)
@@ -69,28 +100,32 @@ def _run(command: tuple[str, ...]) -> None:
         print(done.stderr, file=sys.stderr)
 
 
+def compile_commands(
+    compiler: str, machine: str, folder: Path, flags: Sequence[str] = ()
+) -> dict[Path, Command]:
+    """Objects in `folder` and the command that compiles each, for what `platform.machine()` calls `machine`."""
+    family = next((family for family in FAMILIES if machine.lower() in family.machines), None)
+    own = family.flags if family else {}
+    others = {name for other in FAMILIES if other is not family for name in other.flags}
+    common = (*compiler.split(), *FLAGS, *WARNINGS, *flags, *((f"-D{family.macro}",) if family else ()))
+    sources = [source for source in sorted(SOURCES.glob("*.cpp")) if source.name not in others]
+    objects = {folder / f"{source.stem}.o": source for source in sources}
+    return {o: (*common, *own.get(s.name, ()), "-c", str(s), "-o", str(o)) for o, s in objects.items()}
+
+
 def build(output: Path, *, sanitize: bool = False, werror: bool = False) -> Path:
     """Write the shared object to `output`, put there whole or not at all; a program that runs keeps its copy.
 
     Raises NoCompilerError, BuildError, or OSError where the folder cannot be written.
     """
-    compiler = tuple(find_compiler().split())
-    x86 = platform.machine().lower() in ("x86_64", "amd64")
-    common = (*FLAGS, *WARNINGS, *(("-DTE_X86",) if x86 else ()), *(SANITIZE if sanitize else ()))
-    common = (*common, *(("-Werror",) if werror else ()))
-    if not x86 and platform.machine().lower() in ("arm64", "aarch64") and sys.platform == "darwin":
-        common = (*common, "-mcpu=apple-m1")
-    sources = [s for s in sorted(SOURCES.glob("*.cpp")) if x86 or s.name not in X86_FLAGS]
+    compiler = find_compiler()
+    flags = (*(SANITIZE if sanitize else ()), *(("-Werror",) if werror else ()))
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:  # beside it: moving there is atomic
-        objects = [Path(folder) / (source.stem + ".o") for source in sources]
-        commands = [
-            (*compiler, *common, *(X86_FLAGS.get(s.name, ()) if x86 else ()), "-c", str(s), "-o", str(o))
-            for s, o in zip(sources, objects, strict=True)
-        ]
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            list(pool.map(_run, commands))
+        compiling = compile_commands(compiler, platform.machine(), Path(folder), flags)
+        run_all(compiling.values())
         fresh = Path(folder) / output.name
-        _run((*compiler, *common, "-shared", "-o", str(fresh), *map(str, objects)))
+        linking = (*compiler.split(), *FLAGS, *flags, "-shared", "-o", str(fresh), *map(str, compiling))
+        run_all([linking])
         os.replace(fresh, output)
     return output

@@ -34,7 +34,7 @@ def library_path() -> Path:
     override = os.environ.get(OVERRIDE)
     if override:
         return Path(override)
-    flags = (*build.FLAGS, build.X86_FLAGS)
+    flags = (*build.FLAGS, *build.FAMILIES)
     digest = hashlib.sha256(f"{platform.machine()} {sys.platform} {flags}".encode())
     for source in sorted(build.SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())

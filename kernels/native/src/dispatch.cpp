@@ -1,6 +1,10 @@
 // Chooses an instruction set once, by what was compiled and what this machine has.
 #include <cstring>
 
+#if defined(TE_ARM) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 #include "kernels.h"
 
 namespace te {
@@ -12,8 +16,24 @@ extern const Kernels kAvxVnniKernels;
 extern const Kernels kAvx512VnniKernels;
 extern const Kernels kAvx512Bf16Kernels;
 #endif
+#ifdef TE_ARM
+extern const Kernels kNeonDotKernels;
+#endif
 
 namespace {
+
+#ifdef TE_ARM
+bool has_byte_dot_products() {
+#if defined(__APPLE__)
+  return true;  // since the M1, the first ARM processor of a Mac
+#elif defined(__linux__)
+  constexpr unsigned long kAsimdDp = 1ul << 20;  // HWCAP_ASIMDDP of Linux; the headers of old C libraries lack the name
+  return (getauxval(AT_HWCAP) & kAsimdDp) != 0;
+#else
+  return false;
+#endif
+}
+#endif
 
 struct Usable {
   const Kernels* list[8];
@@ -38,6 +58,9 @@ struct Usable {
     add(avx512, kAvx512VnniKernels);
     add(avx2 && __builtin_cpu_supports("avxvnni"), kAvxVnniKernels);
     add(avx2, kAvx2Kernels);
+#endif
+#ifdef TE_ARM
+    add(has_byte_dot_products(), kNeonDotKernels);
 #endif
     add(true, kPortableKernels);
   }

@@ -1,12 +1,9 @@
-// Any CPU: four lanes as plain arrays that a compiler turns into its own vectors; NEON byte dot products where they exist.
+// Any CPU: four lanes as plain arrays that a compiler turns into its own vectors, SSE2's or NEON's.
 // No fused multiply-add is asked for: without hardware it would be a library call.
 #pragma once
 
 #include <cmath>
 #include <cstring>
-#if defined(__ARM_FEATURE_DOTPROD)
-#include <arm_neon.h>
-#endif
 
 #include "blocks.h"
 
@@ -19,8 +16,6 @@ struct Portable {
   static constexpr int kQueries = 2, kVectors = 2;
   typedef float F __attribute__((vector_size(16)));
   typedef int32_t I __attribute__((vector_size(16)));
-  typedef int8_t Bytes __attribute__((vector_size(16)));
-  typedef uint8_t UBytes __attribute__((vector_size(16)));
   using Q8 = I;
 
   static F set1(float x) { return F{x, x, x, x}; }
@@ -97,12 +92,8 @@ struct Portable {
   static Q8 prepare8(I stored) { return stored ^ static_cast<int32_t>(0x80808080u); }
   static I dot8(I acc, Q8 w, I x) { return dot4(acc, w, x); }
   static I dot4(I acc, I w, I x) {  // both signed: nibbles are small
-#if defined(__ARM_FEATURE_DOTPROD)
-    return (I)vdotq_s32((int32x4_t)acc, (int8x16_t)w, (int8x16_t)x);
-#else
     for (int byte = 0; byte < 4; ++byte) acc += signed_byte(w, byte) * signed_byte(x, byte);
     return acc;
-#endif
   }
 
  private:

@@ -1,0 +1,59 @@
+// NEON with byte dot products (ARMv8.2 and DotProd: Cortex-A75 and later, Neoverse, Apple silicon): four 32-bit lanes.
+// Where plain C++ on vectors is one instruction already, the portable path's function serves.
+#pragma once
+
+#include <arm_neon.h>
+
+#include "simd_portable.h"
+
+namespace te {
+namespace {
+
+struct NeonDot : Portable {
+  static constexpr int kRows = 8;  // 8 integer + 8 float accumulators of 32 registers
+  static constexpr int kQueries = 4, kVectors = 4;
+
+  static F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
+  static float max_lane(F a) { return vmaxvq_f32(a); }
+  static F load_half(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+
+  static void store_bf16(uint16_t* p, F x) {
+    const uint32x4_t bits = vreinterpretq_u32_f32(x);
+    const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    vst1_u16(p, vshrn_n_u32(vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff))), 16));
+  }
+  static I interleave(const uint16_t* a, const uint16_t* b) {
+    const uint16x4x2_t pairs = vzip_u16(vld1_u16(a), vld1_u16(b));
+    return vreinterpretq_s32_u16(vcombine_u16(pairs.val[0], pairs.val[1]));
+  }
+  static F dot_pair(F acc, I a, I b) {
+    return fma(high_float(a), high_float(b), fma(low_float(a), low_float(b), acc));
+  }
+  static void transpose(const uint16_t* const* rows, int64_t offset, uint32_t* out, int64_t stride) {
+    int32x4_t row[4];
+    for (int r = 0; r < 4; ++r) row[r] = load_pairs(reinterpret_cast<const uint32_t*>(rows[r] + 2 * offset));
+    const int32x4x2_t even = vzipq_s32(row[0], row[2]), odd = vzipq_s32(row[1], row[3]);
+    for (int half = 0; half < 2; ++half) {
+      const int32x4x2_t columns = vzipq_s32(even.val[half], odd.val[half]);
+      store_pairs(out + 2 * half * stride, columns.val[0]);
+      store_pairs(out + (2 * half + 1) * stride, columns.val[1]);
+    }
+  }
+
+  static F to_float(I x) { return vcvtq_f32_s32(x); }
+  static I round(F x) { return vcvtnq_s32_f32(x); }  // nearest even
+  static int32_t isum(I x) { return vaddvq_s32(x); }
+  static void store_int8(int8_t* p, I x) {
+    const int16x4_t words = vmovn_s32(x);
+    const int8x8_t bytes = vmovn_s16(vcombine_s16(words, words));
+    std::memcpy(p, &bytes, 4);
+  }
+
+  static I high_nibbles(I x) { return vreinterpretq_s32_u8(vshrq_n_u8(vreinterpretq_u8_s32(x), 4)); }
+
+  static I dot8(I acc, Q8 w, I x) { return dot4(acc, w, x); }
+  static I dot4(I acc, I w, I x) { return vdotq_s32(acc, vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(x)); }
+};
+
+}  // namespace
+}  // namespace te
