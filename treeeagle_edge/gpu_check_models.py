@@ -98,27 +98,14 @@ class RandomModel:
 
 def random_head(config: HeadConfig, target: Target, slots: int) -> Head:
     """A head in the target's dtype with random weights; `slots` of an engine, to which scratch rows are added."""
-    h, wide = config.hidden_size, 2 * config.hidden_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    matrices = {
-        "fc": (h, config.num_taps * config.target_hidden_size),
-        "layers.0.self_attn.q_proj": (queries, wide),
-        "layers.0.self_attn.k_proj": (keys, wide),
-        "layers.0.self_attn.v_proj": (keys, wide),
-        "layers.0.self_attn.o_proj": (h, queries),
-        "layers.0.mlp.gate_proj": (config.intermediate_size, h),
-        "layers.0.mlp.up_proj": (config.intermediate_size, h),
-        "layers.0.mlp.down_proj": (h, config.intermediate_size),
-        "lm_head": (config.draft_vocab_size, h),
-    }
     norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
     device, dtype = target.device, target.dtype
     tensors = {
         f"{name}.weight": draw(shape, device, dtype, name) * shape[1] ** -0.5
-        for name, shape in matrices.items()
+        for name, shape in config.matrices.items()
     }
     for name in (*(f"layers.0.{norm}.weight" for norm in norms), "norm.weight"):
-        tensors[name] = torch.ones(h, device=device, dtype=dtype)
+        tensors[name] = torch.ones(config.hidden_size, device=device, dtype=dtype)
     checkpoint = HeadCheckpoint(config, tensors, torch.arange(config.draft_vocab_size), None, ())
     rows = slots + MAX_EXPANSIONS
     return Head(checkpoint, target.embed, slots=rows, context=target.context, dtype=dtype, device=device)

@@ -8,9 +8,9 @@ from treeeagle_edge.gpu_check_answers import answer, engine_of, prompt_of, scrip
 from treeeagle_edge.gpu_check_models import FREE, RandomModel, ScriptedHead, random_head
 from treeeagle_edge.gpu_check_probe import Finding, Probe
 from treeeagle_edge.gpu_check_process import OK
-from treeeagle_edge.gpu_check_sizes import head_of
 from treeeagle_edge.head import Head
 from treeeagle_edge.kernels.dispatch import use_backend
+from treeeagle_edge.known_models import usual_head
 from treeeagle_edge.model_protocols import DraftHead
 from treeeagle_edge.target import Target
 
@@ -26,7 +26,7 @@ def check_parity(probe: Probe, finding: Finding) -> None:
     sizes = probe.sizes
     small = RandomModel.load(sizes.small.config, bits=32, device=probe.device)
     target = small.target(FREE, sizes.context)
-    head = random_head(head_of(small.config, small.config.vocab_size), target, sizes.slots)
+    head = random_head(usual_head(small.config, draft_vocab=small.config.vocab_size), target, sizes.slots)
     attentions = (*probe.backends(), EXACT)
     for attention in attentions:
         _Parity(probe, finding, sizes.small.name, target, head, attention).rows()

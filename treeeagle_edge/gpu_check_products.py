@@ -54,14 +54,13 @@ def _named(linear: Linear, x: Tensor, out_size: int, *, packed: bool) -> Row:
 
 def matrices(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Name -> (out, in) of the products of one pass, as they are fused."""
-    hidden, wide = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    q, k, v, o, gate, up, down = config.linear_shapes.values()
     return {
-        "qkv": (queries + 2 * keys, hidden),
-        "o": (hidden, queries),
-        "gate_up": (2 * wide, hidden),
-        "down": (hidden, wide),
-        "lm_head": (config.vocab_size, hidden),
+        "qkv": (q[0] + k[0] + v[0], q[1]),
+        "o": o,
+        "gate_up": (gate[0] + up[0], gate[1]),
+        "down": down,
+        "lm_head": (config.vocab_size, config.hidden_size),
     }
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from treeeagle_edge.head_config import HeadConfig
-from treeeagle_edge.known_models import KNOWN_MODELS
-from treeeagle_edge.model_config import ModelConfig, RopeConfig
+from treeeagle_edge.known_models import KNOWN_MODELS, decoder, usual_head
+from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.rounds import TreeShape
 
 MAIN, SECOND = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2-7B-Instruct"
@@ -57,58 +57,13 @@ class Sizes:
 
 
 def _tiny(family: str) -> ModelConfig:
-    return ModelConfig(
-        family=family,
-        hidden_size=64,
-        intermediate_size=128,
-        num_layers=4,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        vocab_size=320,
-        rms_norm_eps=1e-5,
-        max_position=4096,
-        rope=RopeConfig(),
-        tie_word_embeddings=False,
-        attention_bias=family == "qwen2",
-    )
-
-
-def head_of(config: ModelConfig, draft_vocab: int) -> HeadConfig:
-    """A head as wide as its target."""
-    return HeadConfig(
-        hidden_size=config.hidden_size,
-        target_hidden_size=config.hidden_size,
-        num_taps=3,
-        taps=config.default_taps,
-        intermediate_size=config.intermediate_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        vocab_size=config.vocab_size,
-        draft_vocab_size=draft_vocab,
-        rms_norm_eps=config.rms_norm_eps,
-        rope_theta=10_000.0,
-    )
+    return decoder(family, 64, 128, 4, 4, 2, 320, 4096, head_dim=16)
 
 
 def _full() -> Sizes:
     main = KNOWN_MODELS[MAIN]
     assert main.head is not None
-    small = ModelConfig(
-        family="llama",
-        hidden_size=512,
-        intermediate_size=1024,
-        num_layers=6,
-        num_heads=8,
-        num_kv_heads=2,
-        head_dim=64,
-        vocab_size=4096,
-        rms_norm_eps=1e-5,
-        max_position=4096,
-        rope=RopeConfig(),
-        tie_word_embeddings=False,
-    )
+    small = decoder("llama", 512, 1024, 6, 8, 2, 4096, 4096, head_dim=64)
     return Sizes(
         name="full",
         main=Model("Llama-3.1-8B", main.config),
@@ -136,7 +91,7 @@ def _test() -> Sizes:
     return Sizes(
         name="test",
         main=Model("a tiny Llama", tiny),
-        head=head_of(tiny, 200),
+        head=usual_head(tiny, draft_vocab=200),
         second=Model("a tiny Qwen2", _tiny("qwen2")),
         small=Model("a tiny model in fp32", tiny),
         bits=4,

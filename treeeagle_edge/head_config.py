@@ -34,14 +34,25 @@ class HeadConfig:
         return self.scaled_rope or RopeConfig(theta=self.rope_theta)
 
     @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Canonical name, without ".weight", -> (out, in) of every matrix that rows are multiplied with."""
+        h, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return {
+            "fc": (h, self.num_taps * self.target_hidden_size),
+            "layers.0.self_attn.q_proj": (queries, 2 * h),
+            "layers.0.self_attn.k_proj": (keys, 2 * h),
+            "layers.0.self_attn.v_proj": (keys, 2 * h),
+            "layers.0.self_attn.o_proj": (h, queries),
+            "layers.0.mlp.gate_proj": (inner, h),
+            "layers.0.mlp.up_proj": (inner, h),
+            "layers.0.mlp.down_proj": (h, inner),
+            "lm_head": (self.draft_vocab_size, h),
+        }
+
+    @property
     def num_parameters(self) -> int:
         """Weights the head adds to memory, its own embedding included where it has one."""
-        h, wide = self.hidden_size, 2 * self.hidden_size
-        attention = (
-            self.num_heads + 2 * self.num_kv_heads
-        ) * self.head_dim * wide + self.num_heads * self.head_dim * h
-        mlp = 3 * h * self.intermediate_size
-        fc = h * self.num_taps * self.target_hidden_size
-        norms = 4 * h
-        embedding = self.vocab_size * h if self.own_embedding else 0
-        return attention + mlp + fc + norms + self.draft_vocab_size * h + embedding
+        norms = 4 * self.hidden_size
+        embedding = self.vocab_size * self.hidden_size if self.own_embedding else 0
+        return sum(rows * columns for rows, columns in self.matrices.values()) + norms + embedding

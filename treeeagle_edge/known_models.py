@@ -33,7 +33,7 @@ def _llama31_rope(factor: float) -> RopeConfig:
     )
 
 
-def _model(
+def decoder(
     family: str,
     hidden: int,
     intermediate: int,
@@ -48,6 +48,7 @@ def _model(
     eps: float = 1e-5,
     tied: bool = False,
 ) -> ModelConfig:
+    """Shapes of a decoder, with the biases and norms of its family."""
     return ModelConfig(
         family=family,
         hidden_size=hidden,
@@ -68,7 +69,7 @@ def _model(
 
 def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool) -> ModelConfig:
     rope = RopeConfig(theta=1_000_000.0)
-    return _model(
+    return decoder(
         "qwen3", hidden, intermediate, layers, heads, 8, 151_936, 40_960, rope=rope, eps=1e-6, tied=tied
     )
 
@@ -93,8 +94,8 @@ def _minicpm4_8b() -> ModelConfig:
     )
 
 
-def _head(target: ModelConfig, *, draft_vocab: int, theta: float = 10_000.0) -> HeadConfig:
-    """The usual EAGLE-3 head: one layer as wide as the target's, three taps."""
+def usual_head(target: ModelConfig, *, draft_vocab: int, theta: float = 10_000.0) -> HeadConfig:
+    """The EAGLE-3 head as most are: one layer as wide as the target's, three taps."""
     return HeadConfig(
         hidden_size=target.hidden_size,
         target_hidden_size=target.hidden_size,
@@ -114,18 +115,18 @@ def _head(target: ModelConfig, *, draft_vocab: int, theta: float = 10_000.0) -> 
 def _with_head(
     config: ModelConfig, name: str, *, draft_vocab: int = 32_000, theta: float = 10_000.0
 ) -> KnownModel:
-    return KnownModel(config, name, _head(config, draft_vocab=draft_vocab, theta=theta))
+    return KnownModel(config, name, usual_head(config, draft_vocab=draft_vocab, theta=theta))
 
 
 def _table() -> dict[str, KnownModel]:
-    llama31_8b = _model("llama", 4096, 14_336, 32, 32, 8, 128_256, 131_072, rope=_llama31_rope(8.0))
-    llama2_7b = _model("llama", 4096, 11_008, 32, 32, 32, 32_000, 4096)
-    llama2_13b = _model("llama", 5120, 13_824, 40, 40, 40, 32_000, 4096)
-    vicuna13_7b = _model("llama", 4096, 11_008, 32, 32, 32, 32_000, 2048, eps=1e-6)
-    vicuna13_13b = _model("llama", 5120, 13_824, 40, 40, 40, 32_000, 2048, eps=1e-6)
+    llama31_8b = decoder("llama", 4096, 14_336, 32, 32, 8, 128_256, 131_072, rope=_llama31_rope(8.0))
+    llama2_7b = decoder("llama", 4096, 11_008, 32, 32, 32, 32_000, 4096)
+    llama2_13b = decoder("llama", 5120, 13_824, 40, 40, 40, 32_000, 4096)
+    vicuna13_7b = decoder("llama", 4096, 11_008, 32, 32, 32, 32_000, 2048, eps=1e-6)
+    vicuna13_13b = decoder("llama", 5120, 13_824, 40, 40, 40, 32_000, 2048, eps=1e-6)
     million = RopeConfig(theta=1_000_000.0)
-    qwen2_7b = _model("qwen2", 3584, 18_944, 28, 28, 4, 152_064, 32_768, rope=million, eps=1e-6)
-    smollm2 = _model(
+    qwen2_7b = decoder("qwen2", 3584, 18_944, 28, 28, 4, 152_064, 32_768, rope=million, eps=1e-6)
+    smollm2 = decoder(
         "llama", 576, 1536, 30, 9, 3, 49_152, 8192, head_dim=64, rope=RopeConfig(theta=100_000.0), tied=True
     )
     return {
@@ -135,7 +136,7 @@ def _table() -> dict[str, KnownModel]:
             llama31_8b, "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B"
         ),
         "meta-llama/Llama-3.2-1B-Instruct": KnownModel(
-            _model(
+            decoder(
                 "llama",
                 2048,
                 8192,
@@ -150,7 +151,7 @@ def _table() -> dict[str, KnownModel]:
             )
         ),
         "meta-llama/Llama-3.2-3B-Instruct": KnownModel(
-            _model("llama", 3072, 8192, 28, 24, 8, 128_256, 131_072, rope=_llama31_rope(32.0), tied=True)
+            decoder("llama", 3072, 8192, 28, 24, 8, 128_256, 131_072, rope=_llama31_rope(32.0), tied=True)
         ),
         "meta-llama/Llama-2-7b-chat-hf": KnownModel(llama2_7b),
         "meta-llama/Llama-2-13b-chat-hf": KnownModel(llama2_13b),
@@ -159,7 +160,7 @@ def _table() -> dict[str, KnownModel]:
         "lmsys/vicuna-7b-v1.5": KnownModel(llama2_7b),
         "lmsys/vicuna-13b-v1.5": KnownModel(llama2_13b),
         "mistralai/Mistral-7B-Instruct-v0.3": KnownModel(
-            _model("mistral", 4096, 14_336, 32, 32, 8, 32_768, 32_768, rope=million)
+            decoder("mistral", 4096, 14_336, 32, 32, 8, 32_768, 32_768, rope=million)
         ),
         "Qwen/Qwen2-7B-Instruct": KnownModel(qwen2_7b),
         "Qwen/Qwen2.5-7B-Instruct": KnownModel(qwen2_7b),

@@ -66,6 +66,14 @@ class ModelConfig:
     stored: StoredWidth | None = None  # of weights that come quantised
 
     @property
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
+        """Name of `LINEARS` -> (out, in) of the matrices of one decoder layer."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        shapes = [(queries, hidden), (keys, hidden), (keys, hidden), (hidden, queries)]
+        return dict(zip(LINEARS, [*shapes, (inner, hidden), (inner, hidden), (hidden, inner)], strict=True))
+
+    @property
     def default_taps(self) -> tuple[int, int, int]:
         """Indices into `hidden_states` (0 = embeddings) that an EAGLE-3 head reads unless it says otherwise."""
         return (2, self.num_layers // 2, self.num_layers - 3)

@@ -30,10 +30,8 @@ def matrix_bytes(rows: int, columns: int, bits: int) -> int:
 
 def layers_bytes(model: ModelConfig, bits: int) -> int:
     """Bytes of all decoder layers and the final norm: matrices at `bits`, norms and biases in fp32."""
-    h, inner = model.hidden_size, model.intermediate_size
-    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    shapes = ((q, h), (kv, h), (kv, h), (h, q), (inner, h), (inner, h), (h, inner))
-    matrices = sum(matrix_bytes(rows, columns, bits) for rows, columns in shapes)
+    h, q, kv = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    matrices = sum(matrix_bytes(*shape, bits) for shape in model.linear_shapes.values())
     vectors = 2 * h + (2 * model.head_dim if model.qk_norm else 0)
     vectors += (q + 2 * kv if model.attention_bias else 0) + (h if model.output_bias else 0)
     return model.num_layers * (matrices + vectors * 4) + h * 4
@@ -51,13 +49,11 @@ def embedding_bytes(model: ModelConfig) -> int:
 
 def head_bytes(head: HeadConfig) -> int:
     """Bytes of the draft head: matrices at 8 bits, norms in fp32, the map of its ids in int64."""
-    h, inner = head.hidden_size, head.intermediate_size
-    q, kv = head.num_heads * head.head_dim, head.num_kv_heads * head.head_dim
-    shapes = [(q, 2 * h), (kv, 2 * h), (kv, 2 * h), (h, q), (inner, h), (inner, h), (h, inner)]
-    shapes += [(h, head.num_taps * head.target_hidden_size), (head.draft_vocab_size, h)]
+    shapes = [*head.matrices.values()]
     if head.own_embedding:
-        shapes.append((head.vocab_size, h))
-    return sum(matrix_bytes(*shape, 8) for shape in shapes) + 4 * h * 4 + 8 * head.draft_vocab_size
+        shapes.append((head.vocab_size, head.hidden_size))
+    norms = 4 * head.hidden_size * 4
+    return sum(matrix_bytes(*shape, 8) for shape in shapes) + norms + 8 * head.draft_vocab_size
 
 
 def workspace_bytes(

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.model_config import LINEARS, ModelConfig
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Canonical name -> shape of every tensor of `config`; linear weights are [out, in]."""
-    hidden, wide = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden = config.hidden_size
+    linears = config.linear_shapes
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.vocab_size, hidden),
         "model.norm.weight": (hidden,),
@@ -22,19 +22,10 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     layer: dict[str, tuple[int, ...]] = {
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (queries, hidden),
-        "self_attn.k_proj.weight": (keys, hidden),
-        "self_attn.v_proj.weight": (keys, hidden),
-        "self_attn.o_proj.weight": (hidden, queries),
-        "mlp.gate_proj.weight": (wide, hidden),
-        "mlp.up_proj.weight": (wide, hidden),
-        "mlp.down_proj.weight": (hidden, wide),
+        **{f"{name}.weight": shape for name, shape in linears.items()},
     }
     if config.attention_bias:
-        layer |= {
-            f"self_attn.{which}_proj.bias": (size,)
-            for which, size in zip("qkv", (queries, keys, keys), strict=True)
-        }
+        layer |= {f"{name}.bias": linears[name][:1] for name in LINEARS[:3]}
     if config.output_bias:
         layer["self_attn.o_proj.bias"] = (hidden,)
     if config.qk_norm:
