@@ -1,39 +1,79 @@
-"""The one place that chooses an attention backend."""
+"""The one place that chooses what computes attention, and what lies between a layer's matrix products."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 
+import torch
 from torch import Tensor
 
 from treeeagle_edge.errors import CannotRunError, UsageError
-from treeeagle_edge.kernels import reference, reference_exact
+from treeeagle_edge.kernels import reference, reference_exact, reference_layers
 from treeeagle_edge.kernels.triton import availability
+from treeeagle_edge.kernels.triton import reference as reference_packed
+from treeeagle_edge.kernels.triton.operands import HeadNorm, Pool, Rotation
 from treeeagle_edge.kernels.view import AttentionView, BatchView
 
-Backend = Callable[[Tensor, Tensor, Tensor, AttentionView], Tensor]
+Kernel = Callable[..., Tensor]
+TRITON = "triton"
 
 
-def _triton(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView) -> Tensor:
-    from treeeagle_edge.kernels.triton import attention as on_triton  # imports triton: only where it is used
+def _triton(module: str, name: str) -> Kernel:
+    """A function of one of Triton's modules, which import triton: only where it is used."""
 
-    return on_triton.attention(query, keys, values, view)
+    def call(*arguments: object) -> Tensor:
+        return getattr(import_module(f"treeeagle_edge.kernels.triton.{module}"), name)(*arguments)
+
+    return call
 
 
 class _Dispatcher:
-    """The backends by name, and the one in force for the whole process."""
+    """For each operation its kernels by backend, and the backend in force for the whole process."""
 
     def __init__(self) -> None:
-        self.backends: dict[str, Backend] = {
-            "reference": reference.attention,
-            "exact": reference_exact.attention,
-            "triton": _triton,
+        self.kernels: dict[str, dict[str, Kernel]] = {
+            "attention": {
+                "reference": reference.attention,
+                "exact": reference_exact.attention,
+                TRITON: _triton("attention", "attention"),
+            },
+            "rms_norm": {
+                "reference": reference_layers.rms_norm,
+                TRITON: _triton("rowwise", "rms_norm"),
+            },
+            "add_rms_norm": {
+                "reference": reference_layers.add_rms_norm,
+                TRITON: _triton("rowwise", "add_rms_norm"),
+            },
+            "rotate_and_write": {
+                "reference": reference_layers.rotate_and_write,
+                TRITON: _triton("kv_write", "rotate_and_write"),
+            },
+            "silu_gate": {
+                "reference": reference_layers.silu_gate,
+                TRITON: _triton("rowwise", "silu_gate"),
+            },
+            "matmul_4bit": {
+                "reference": reference_packed.matmul_4bit,
+                TRITON: _triton("matmul_4bit", "matmul_4bit"),
+            },
         }
         self.name = "reference"
+        self.left_out: frozenset[str] = frozenset()
+
+    def serving(self, operation: str) -> str:
+        """The backend that computes `operation`: the one in force where it has a kernel for it that is not left out."""
+        left_out = self.name == TRITON and operation in self.left_out
+        return "reference" if left_out or self.name not in self.kernels[operation] else self.name
+
+    def chosen(self, operation: str) -> Kernel:
+        return self.kernels[operation][self.serving(operation)]
 
 
 _dispatcher = _Dispatcher()
+OPERATIONS = tuple(_dispatcher.kernels)
 
 
 def available_backends() -> tuple[str, ...]:
@@ -41,12 +81,12 @@ def available_backends() -> tuple[str, ...]:
 
     "reference" is the definition, "exact" does not depend on the shape of the pass, "triton" is for CUDA.
     """
-    return tuple(name for name in _dispatcher.backends if _refusal(name) is None)
+    return tuple(name for name in _dispatcher.kernels["attention"] if _refusal(name) is None)
 
 
 def _refusal(name: str) -> CannotRunError | None:
     """Why a backend cannot run here; looked up anew each time, since a test may interpret Triton's kernels."""
-    return availability.problem() if name == "triton" else None
+    return availability.problem() if name == TRITON else None
 
 
 def current_backend() -> str:
@@ -54,12 +94,17 @@ def current_backend() -> str:
     return _dispatcher.name
 
 
+def serving() -> dict[str, str]:
+    """Operation -> name of the backend that computes it now."""
+    return {operation: _dispatcher.serving(operation) for operation in OPERATIONS}
+
+
 def set_backend(name: str) -> None:
-    """Use `name` from now on, in every thread.
+    """Use `name` from now on, in every thread; what it has no kernel for stays with the reference.
 
     Raises UsageError for an unknown name, CannotRunError for a backend that cannot run on this machine.
     """
-    if name not in _dispatcher.backends:
+    if name not in _dispatcher.kernels["attention"]:
         raise UsageError(
             f"there is no attention backend {name!r}", f"use one of: {', '.join(available_backends())}"
         )
@@ -67,6 +112,12 @@ def set_backend(name: str) -> None:
     if refusal is not None:
         raise refusal
     _dispatcher.name = name
+
+
+def leave_out(operations: Collection[str]) -> None:
+    """Leave these `OPERATIONS`, and no others, to the reference whenever "triton" is in force."""
+    assert set(operations) <= set(OPERATIONS)
+    _dispatcher.left_out = frozenset(operations)
 
 
 @contextmanager
@@ -89,4 +140,49 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView |
         view, BatchView
     ):  # only the reference reads one: it serves making training data, not answering
         return reference.attention(query, keys, values, view)
-    return _dispatcher.backends[_dispatcher.name](query, keys, values, view)
+    return _dispatcher.chosen("attention")(query, keys, values, view)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """[M, H] in `dtype`: the RMSNorm of `x` [M, H]. See `reference_layers.rms_norm`."""
+    return _dispatcher.chosen("rms_norm")(x, weight, eps, dtype)
+
+
+def add_rms_norm(
+    x: Tensor, branch: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, scale: float = 1.0
+) -> Tensor:
+    """[M, H] in `dtype`: the RMSNorm of `x` after `scale` times `branch` was added to it, in place.
+
+    See `reference_layers.add_rms_norm`.
+    """
+    return _dispatcher.chosen("add_rms_norm")(x, branch, weight, eps, dtype, scale)
+
+
+def rotate_and_write(
+    qkv: Tensor,
+    rotation: Rotation,
+    slots: Tensor,
+    pool: Pool,
+    dtype: torch.dtype,
+    norm: HeadNorm | None = None,
+) -> Tensor:
+    """[M, heads, head_dim] in `dtype`: the queries of `qkv`, rotated; its keys and values go to `slots` of the pool.
+
+    See `reference_layers.rotate_and_write`.
+    """
+    return _dispatcher.chosen("rotate_and_write")(qkv, rotation, slots, pool, dtype, norm)
+
+
+def silu_gate(wide: Tensor) -> Tensor:
+    """[M, I]: SiLU of the first half of `wide` [M, 2 I] times its second. See `reference_layers.silu_gate`."""
+    return _dispatcher.chosen("silu_gate")(wide)
+
+
+def matmul_4bit(
+    x: Tensor, packed: Tensor, absmax: Tensor, code: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """[M, out]: rows times a weight in the layout of bitsandbytes. See `triton.reference.matmul_4bit`.
+
+    Who holds such a weight asks `serving()` first: bitsandbytes is the better reference, where it is at hand.
+    """
+    return _dispatcher.chosen("matmul_4bit")(x, packed, absmax, code, bias)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from treeeagle_edge.kernels import reference
 from treeeagle_edge.kernels.triton import reference as plain
-from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE, HeadNorm, KVScales, Pool, Rotation
+from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE, HeadNorm, KVScales, Pool
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.model_config import RopeConfig
 from treeeagle_edge.rope import RotaryTable
@@ -143,7 +143,7 @@ def rotate_case(
     query_heads, kv_heads, dim = heads
     qkv = normal((rows, query_heads + 2 * kv_heads, dim), 1, device, torch.bfloat16)
     table = RotaryTable(RopeConfig(), dim, 8 * rows, device)
-    rotation = Rotation(table.cos, table.sin, torch.arange(rows, device=device) * 7)
+    rotation = table.at(torch.arange(rows, device=device) * 7)
     norm = (
         HeadNorm(normal((query_heads + kv_heads, dim), 5, device, torch.float32), 1e-6)
         if normalizes

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treeeagle_edge.head_checkpoint import HeadCheckpoint
-from treeeagle_edge.kernels.dispatch import attention
+from treeeagle_edge.kernels.dispatch import add_rms_norm, attention, rms_norm, rotate_and_write, silu_gate
+from treeeagle_edge.kernels.triton.operands import Pool
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.rope import RotaryTable
@@ -106,35 +107,35 @@ class Head:
         top: children wanted; fewer come where the draft vocabulary is smaller.
         """
         fused = F.linear(features.to(self.dtype), self._fc)
-        hidden = self._layer(fused, tokens, positions, slots, view)[-1:]
-        return self._score(hidden, top)
+        stream, branch = self._layer(fused, tokens, positions, slots, view)
+        return self._score(stream[-1:], branch[-1:], top)
 
     def step(
         self, hidden: Tensor, tokens: Tensor, positions: Tensor, slots: Tensor, view: AttentionView, top: int
     ) -> HeadOutput:
         """One pass over M drafted rows, fed with the `hidden` [M, H] of their parents; every row is scored."""
-        return self._score(self._layer(hidden, tokens, positions, slots, view), top)
+        # what the caller holds stays as it is: the layer adds to its rows in place
+        return self._score(*self._layer(hidden.clone(), tokens, positions, slots, view), top)
 
     def _layer(
         self, hidden: Tensor, tokens: Tensor, positions: Tensor, slots: Tensor, view: AttentionView
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream [M, H] and the branch still to be added to it. `hidden` may be written to."""
         config = self.config
         embedding = self._norm(self._embed(tokens).to(self.dtype), self._embedding_norm)
         normed = self._norm(hidden, self._hidden_norm)
         wide = torch.cat((embedding, normed), dim=-1)
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        q, k, v = F.linear(wide, self._qkv).split((q_size, kv_size, kv_size), dim=-1)
-        query = self._rope.apply(q.view(-1, config.num_heads, config.head_dim), positions)
-        keys, values = self.store.keys[0], self.store.values[0]
-        keys[slots] = self._rope.apply(k.view(-1, config.num_kv_heads, config.head_dim), positions)
-        values[slots] = v.view(-1, config.num_kv_heads, config.head_dim)
-        mixed = attention(query, keys, values, view).reshape(-1, q_size)
-        hidden = (normed if config.norm_before_residual else hidden) + F.linear(mixed, self._o)
-        gate, up = F.linear(self._norm(hidden, self._mlp_norm), self._gate_up).chunk(2, dim=-1)
-        return hidden + F.linear(F.silu(gate) * up, self._down)
+        qkv = F.linear(wide, self._qkv).view(len(wide), -1, config.head_dim)
+        pool = Pool(self.store.keys[0], self.store.values[0])
+        query = rotate_and_write(qkv, self._rope.at(positions), slots, pool, self.dtype)
+        mixed = attention(query, pool.keys, pool.values, view).reshape(len(wide), -1)
+        stream = normed if config.norm_before_residual else hidden
+        normed = self._add(stream, F.linear(mixed, self._o), self._mlp_norm)
+        return stream, F.linear(silu_gate(F.linear(normed, self._gate_up)), self._down)
 
-    def _score(self, hidden: Tensor, top: int) -> HeadOutput:
-        final = self._norm(hidden, self._final_norm)
+    def _score(self, hidden: Tensor, branch: Tensor, top: int) -> HeadOutput:
+        """hidden: [R, H], to which `branch` is added in place."""
+        final = self._add(hidden, branch, self._final_norm)
         logits = F.linear(final, self._lm_head).float()
         values, ids = logits.topk(min(top, logits.shape[-1]), dim=-1)
         log_probs = values - logits.logsumexp(dim=-1, keepdim=True)
@@ -145,7 +146,11 @@ class Head:
         self.store.zero_non_finite(slots)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)
+        return rms_norm(x, weight, self.config.rms_norm_eps, self.dtype)
+
+    def _add(self, x: Tensor, branch: Tensor, weight: Tensor) -> Tensor:
+        """Add a branch to the residual stream `x` in place; returns its norm."""
+        return add_rms_norm(x, branch, weight, self.config.rms_norm_eps, self.dtype)
 
     def _embed_own(self, ids: Tensor) -> Tensor:
         assert self._own_embedding is not None

@@ -10,19 +10,11 @@ import math
 import torch
 from torch import Tensor
 
+from treeeagle_edge.kernels.triton.operands import Rotation
 from treeeagle_edge.model_config import RopeConfig
 
 MARGIN = 64  # positions beyond the context: more than the deepest draft tree at its very end
 _YARN_BETA_FAST, _YARN_BETA_SLOW = 32, 1  # rotations; the paper's values
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the heads of `x` [M, heads, head_dim]; `cos`, `sin` [M, 1, head_dim] float32 are `RotaryTable.rows`.
-
-    Returns float32: pairs (i, i + head_dim / 2) turned by their angle.
-    """
-    x = x.float()
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 class RotaryTable:
@@ -41,17 +33,9 @@ class RotaryTable:
         """Bytes of both tables."""
         return self.cos.nbytes + self.sin.nbytes
 
-    def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Two [M, 1, head_dim] float32 tensors for `rotate`, of int64 `positions` [M]: computed once a pass.
-
-        The first half of the sines carries the minus sign of rotate-half.
-        """
-        cos, sin = self.cos[positions], self.sin[positions]
-        return torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((-sin, sin), dim=-1).unsqueeze(1)
-
-    def apply(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate `x` [M, heads, head_dim] at `positions` [M]; the result has the dtype of `x`."""
-        return rotate(x, *self.rows(positions)).to(x.dtype)
+    def at(self, positions: Tensor) -> Rotation:
+        """The rotation of a pass whose rows lie at int64 `positions` [M]."""
+        return Rotation(self.cos, self.sin, positions)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, context: int) -> tuple[Tensor, float]:

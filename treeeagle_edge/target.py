@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from treeeagle_edge.checkpoint import Checkpoint
-from treeeagle_edge.kernels.dispatch import attention
+from treeeagle_edge.kernels.dispatch import add_rms_norm, attention, rms_norm, rotate_and_write, silu_gate
+from treeeagle_edge.kernels.triton.operands import HeadNorm, Pool, Rotation
 from treeeagle_edge.kernels.view import AttentionView, BatchView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.linear import check_bits
 from treeeagle_edge.model_config import ModelConfig
-from treeeagle_edge.rope import RotaryTable, rotate
+from treeeagle_edge.rope import RotaryTable
 from treeeagle_edge.target_weights import LayerWeights, TargetWeights, load_weights
 
 _EXACT_MULTIPLE = 8  # rows: with multiples of 8 every product here treats all row positions alike (measured)
@@ -33,6 +33,8 @@ class TargetOutput:
     features: (
         Tensor  # [M, len(taps) * H] the residual stream at the taps, before the final norm, compute dtype
     )
+    # [R] the largest logit of each scored row, NaN where one is not finite, and [R] its id: where the pass found them
+    peaks: tuple[Tensor, Tensor] | None = None
 
 
 class Target:
@@ -102,16 +104,17 @@ class Target:
         x = self.embed(ids).float()
         if config.embedding_scale != 1.0:
             x = x * config.embedding_scale
-        rotation = self._rope.rows(positions)
+        rotation = self._rope.at(positions)
         tapped: dict[int, Tensor] = {}
-        keys, values = store.keys.unbind(0), store.values.unbind(0)
-        for index, layer in enumerate(self._weights.layers):
+        pools = map(Pool, store.keys.unbind(0), store.values.unbind(0))
+        layers = self._weights.layers
+        next_norms = (*(layer.input_norm for layer in layers[1:]), self._weights.final_norm)
+        hidden = rms_norm(x, layers[0].input_norm, config.rms_norm_eps, self.dtype)
+        for index, (layer, pool, next_norm) in enumerate(zip(layers, pools, next_norms, strict=True)):
             if index in taps:
                 tapped[index] = x.to(self.dtype, copy=True)
-            mixed = self._attend(layer, x, rotation, slots, view, keys[index], values[index])
-            x = x.add_(mixed, alpha=config.residual_scale)
-            x = x.add_(self._mlp(layer, x), alpha=config.residual_scale)
-        hidden = self._norm(x, self._weights.final_norm)
+            hidden = self._add(x, self._attend(layer, hidden, rotation, slots, view, pool), layer.mlp_norm)
+            hidden = self._add(x, layer.down(silu_gate(layer.gate_up(hidden))), next_norm)
         tapped[config.num_layers] = hidden
         features = torch.cat([tapped[tap] for tap in taps], dim=-1) if taps else hidden[:, :0]
         return TargetOutput(self.logits(hidden[scored]), features)
@@ -119,35 +122,25 @@ class Target:
     def _attend(
         self,
         layer: LayerWeights,
-        x: Tensor,
-        rotation: tuple[Tensor, Tensor],
+        hidden: Tensor,
+        rotation: Rotation,
         slots: Tensor,
         view: AttentionView | BatchView,
-        keys: Tensor,
-        values: Tensor,
+        pool: Pool,
     ) -> Tensor:
-        """x: [M, H] float32; keys, values: [slots, kv_heads, head_dim] of this layer. Returns the branch's [M, H]."""
+        """hidden: [M, H], normalised, compute dtype; pool: of this layer. Returns the branch's [M, H]."""
         config = self.config
-        rows, heads, kv_heads, dim = x.shape[0], config.num_heads, config.num_kv_heads, config.head_dim
-        qkv = layer.qkv(self._norm(x, layer.input_norm)).view(rows, heads + 2 * kv_heads, dim)
-        rotating = qkv[:, : heads + kv_heads]
-        if layer.qk_norm is not None:
-            rotating = F.rms_norm(rotating.float(), (dim,), None, config.rms_norm_eps) * layer.qk_norm
-        rotated = rotate(rotating, *rotation)
-        keys.index_copy_(0, slots, rotated[:, heads:].to(keys.dtype))
-        values.index_copy_(0, slots, qkv[:, heads + kv_heads :].to(values.dtype))
-        mixed = attention(rotated[:, :heads], keys, values, view)
-        return layer.output(mixed.reshape(rows, heads * dim).to(self.dtype))
+        qkv = layer.qkv(hidden).view(len(hidden), -1, config.head_dim)
+        norm = None if layer.qk_norm is None else HeadNorm(layer.qk_norm, config.rms_norm_eps)
+        # queries stay in float32 up to the scores
+        query = rotate_and_write(qkv, rotation, slots, pool, torch.float32, norm)
+        mixed = attention(query, pool.keys, pool.values, view)
+        return layer.output(mixed.reshape(len(hidden), -1).to(self.dtype))
 
-    def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        """x: [M, H] float32. Returns the branch's [M, H], SiLU gated."""
-        wide = layer.gate_up(self._norm(x, layer.mlp_norm))
-        half = self.config.intermediate_size
-        return layer.down(F.silu(wide[:, :half]).mul_(wide[:, half:]))
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm in float32, then the compute dtype."""
-        return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps).to(self.dtype)
+    def _add(self, x: Tensor, branch: Tensor, norm: Tensor) -> Tensor:
+        """Add a branch to the residual stream `x` in place; returns what the next one reads, its norm."""
+        config = self.config
+        return add_rms_norm(x, branch, norm, config.rms_norm_eps, self.dtype, config.residual_scale)
 
 
 def exact_rows(nodes: int) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
+import torch
 from torch import Tensor
 
 BLOCK_SIZE = 64  # 4-bit weights that share a scale
@@ -35,6 +37,15 @@ class Rotation:
     cos: Tensor  # [positions, head_dim / 2] float32
     sin: Tensor
     positions: Tensor  # [M] int64
+
+    @cached_property
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the rows, two [M, 1, head_dim] float32 tensors, made once for all layers of a pass.
+
+        The first half of the sines carries the minus sign of rotate-half.
+        """
+        cos, sin = self.cos[self.positions], self.sin[self.positions]
+        return torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((-sin, sin), dim=-1).unsqueeze(1)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.device]]:
     monkeypatch.setattr(trial, "small_tree", lambda device, shape=None: on_cpu(CPU, shape))
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(availability, "problem", lambda: None)
-    monkeypatch.setitem(dispatch._dispatcher.backends, "triton", reference.attention)
+    monkeypatch.setitem(dispatch._dispatcher.kernels["attention"], "triton", reference.attention)
     yield chosen
     dispatch.set_backend("reference")
 
@@ -49,10 +49,12 @@ def test_a_backend_that_is_wrong_is_refused(shape: trial.HeadShape, monkeypatch:
     def nearly(*arguments: object) -> torch.Tensor:
         return reference.attention(*arguments) * 1.1  # type: ignore[arg-type]
 
-    monkeypatch.setitem(dispatch._dispatcher.backends, "nearly", nearly)
+    monkeypatch.setitem(dispatch._dispatcher.kernels["attention"], "nearly", nearly)
     reason = trial.refusal("nearly", trial.small_tree(CPU, shape))
     assert reason is not None and reason.startswith("nearly is 1.0e-01 from")
-    monkeypatch.setitem(dispatch._dispatcher.backends, "nearly", lambda query, *_: query * float("nan"))
+    monkeypatch.setitem(
+        dispatch._dispatcher.kernels["attention"], "nearly", lambda query, *_: query * float("nan")
+    )
     assert "nan from the reference" in str(trial.refusal("nearly", trial.small_tree(CPU, shape)))
     assert dispatch.current_backend() == "reference"
 
@@ -88,7 +90,7 @@ def test_kernels_torch_keeps_the_reference_without_a_word(card: list[torch.devic
 def test_on_cuda_a_kernel_that_fails_gives_way_to_the_reference(
     error: Exception, reason: str, card: list[torch.device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(dispatch._dispatcher.backends, "triton", broken(error))
+    monkeypatch.setitem(dispatch._dispatcher.kernels["attention"], "triton", broken(error))
     said = trial.choose_attention(CUDA, SHAPES, plain=False)
     assert said is not None and said.endswith(reason)
     assert str(said).startswith("attention runs on PyTorch's operations, which are slower: ")

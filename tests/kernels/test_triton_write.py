@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from triton_cases import DEVICE, assert_near, needs_triton, normal
 
+from treeeagle_edge.kernels.reference_layers import rotate
 from treeeagle_edge.kernels.triton import reference
-from treeeagle_edge.kernels.triton.operands import HeadNorm, KVScales, Pool, Rotation
+from treeeagle_edge.kernels.triton.operands import HeadNorm, KVScales, Pool
 from treeeagle_edge.model_config import RopeConfig
 from treeeagle_edge.rope import RotaryTable
 
@@ -77,7 +78,7 @@ def test_int8_keeps_zero_and_the_largest_value_and_marks_what_is_not_finite() ->
 def test_rotation_equals_the_reference(rows: int, dim: int, dtype: torch.dtype, normalizes: bool) -> None:
     table = RotaryTable(RopeConfig(theta=10_000.0), dim, 200, DEVICE)
     positions = torch.arange(rows, device=DEVICE) * 13 + 1
-    rotation = Rotation(table.cos, table.sin, positions)
+    rotation = table.at(positions)
     norm = HeadNorm(normal(HEADS + KV_HEADS, dim, seed=7), 1e-6) if normalizes else None
     qkv, slots = normal(rows, HEADS + 2 * KV_HEADS, dim, seed=1), some_slots(rows)
     ours, expected = empty_pool(dim, dtype), empty_pool(dim, dtype)
@@ -87,15 +88,14 @@ def test_rotation_equals_the_reference(rows: int, dim: int, dtype: torch.dtype, 
 
 
 def test_the_reference_rotates_as_the_model_does() -> None:
-    """`rope.RotaryTable.apply` is what target and head call."""
+    """`reference_layers.rotate` is what target and head call."""
     rows, dim = 5, 64
     table = RotaryTable(RopeConfig(theta=10_000.0), dim, 200, DEVICE)
     positions, slots = torch.arange(40, 40 + rows, device=DEVICE), some_slots(rows)
     qkv, pool = normal(rows, HEADS + 2 * KV_HEADS, dim, seed=1), empty_pool(dim, torch.float32)
-    query = reference.rotate_and_write(
-        qkv, Rotation(table.cos, table.sin, positions), slots, pool, torch.float32
-    )
-    rotated = table.apply(qkv[:, : HEADS + KV_HEADS], positions)
+    rotation = table.at(positions)
+    query = reference.rotate_and_write(qkv, rotation, slots, pool, torch.float32)
+    rotated = rotate(qkv[:, : HEADS + KV_HEADS], *rotation.rows)
     assert_near(query, rotated[:, :HEADS])
     assert_near(pool.keys[slots], rotated[:, HEADS:])
     assert torch.equal(pool.values[slots], qkv[:, HEADS + KV_HEADS :])

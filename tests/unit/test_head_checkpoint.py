@@ -15,6 +15,7 @@ from torch import Tensor
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.head import Head
 from treeeagle_edge.head_checkpoint import open_head, read_head_config
+from treeeagle_edge.kernels.reference_layers import rotate
 
 DRAFT_VOCAB = 24
 HEADER = {"num_attention_heads": 4, "rms_norm_eps": 1e-5}
@@ -76,7 +77,7 @@ def test_the_rotary_table_follows_the_planned_context(tmp_path: Path) -> None:
         checkpoint, target.embed, slots=4, context=600, dtype=torch.float32, device=torch.device("cpu")
     )
     positions = torch.tensor([0, 599])
-    rotated = head._rope.apply(torch.ones(2, 1, 8), positions)
+    rotated = rotate(torch.ones(2, 1, 8), *head._rope.at(positions).rows)
     assert torch.isfinite(rotated).all()
     assert not torch.allclose(rotated[0], rotated[1])
 

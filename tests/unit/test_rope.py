@@ -11,8 +11,9 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from treeeagle_edge.kernels.reference_layers import rotate
 from treeeagle_edge.model_config import RopeConfig
-from treeeagle_edge.rope import RotaryTable, inverse_frequencies, rotate
+from treeeagle_edge.rope import RotaryTable, inverse_frequencies
 
 CPU = torch.device("cpu")
 HEAD_DIM = 64
@@ -126,7 +127,8 @@ def test_default_rotation_equals_transformers() -> None:
     cos, sin = LlamaRotaryEmbedding(config)(q, positions[None])
     theirs, _ = apply_rotary_pos_emb(q.transpose(0, 1)[None], q.transpose(0, 1)[None], cos, sin)
     table = RotaryTable(RopeConfig(), HEAD_DIM, 2048, CPU)
-    torch.testing.assert_close(table.apply(q, positions), theirs[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
+    ours = rotate(q, *table.at(positions).rows)
+    torch.testing.assert_close(ours, theirs[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
 
 
 def test_a_declared_attention_factor_wins() -> None:
@@ -141,7 +143,7 @@ def test_a_declared_attention_factor_wins() -> None:
             attention_factor=1.25,
         )
         table = RotaryTable(rope, HEAD_DIM, 100, CPU)
-        cos, sin = table.rows(torch.tensor([0]))
+        cos, sin = table.at(torch.tensor([0])).rows
         assert torch.equal(cos, torch.full((1, 1, HEAD_DIM), 1.25))
         assert not sin.any()
 
@@ -162,18 +164,18 @@ def test_tables_follow_the_planned_context(context: int) -> None:
     """
     table = RotaryTable(RopeConfig(original_max_position=2048), HEAD_DIM, context, CPU)
     last = context + 33
-    cos, _ = table.rows(torch.tensor([last]))
+    cos, _ = table.at(torch.tensor([last])).rows
     assert float(cos[0, 0, 0]) == pytest.approx(math.cos(last), abs=1e-3)
 
 
-def test_the_result_keeps_the_dtype_but_is_computed_in_float32() -> None:
-    """A bf16 input is rotated in fp32 and rounded once."""
+def test_16_bit_heads_are_rotated_in_float32() -> None:
     x = torch.randn(3, 2, HEAD_DIM, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
     positions = torch.tensor([3, 900, 901])
     table = RotaryTable(RopeConfig(), HEAD_DIM, 1000, CPU)
-    rotated = table.apply(x, positions)
-    assert rotated.dtype == torch.bfloat16
-    assert torch.equal(rotated, rotate(x.float(), *table.rows(positions)).to(torch.bfloat16))
+    rotation = table.at(positions)
+    rotated = rotate(x, *rotation.rows)
+    assert rotated.dtype == torch.float32
+    assert torch.equal(rotated, rotate(x.float(), *rotation.rows))
 
 
 def test_unknown_kinds_are_refused() -> None:

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treeeagle_edge.head_config import HeadConfig
-from treeeagle_edge.rope import RotaryTable, rotate
+from treeeagle_edge.kernels.reference_layers import rotate
+from treeeagle_edge.rope import RotaryTable
 
 _LAYER = "layers.0."
 TENSOR_NAMES = {  # attribute -> name in a checkpoint
@@ -72,7 +73,7 @@ class TrainableHead(nn.Module):
             setattr(self, attribute, nn.Parameter(tensors[name].detach().to(torch.float32, copy=True)))
         device = tensors["fc.weight"].device
         table = RotaryTable(config.rope, config.head_dim, length, device)
-        self._cos, self._sin = table.rows(torch.arange(table.cos.shape[0], device=device))
+        self._cos, self._sin = table.at(torch.arange(table.cos.shape[0], device=device)).rows
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights by checkpoint name."""
