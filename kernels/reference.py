@@ -31,7 +31,8 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView |
         hidden is not None
     ):  # weights of 0 do not silence NaN in V; a row that may read it has NaN scores from K
         shared = view.prefix.shape[0]
-        v = torch.cat((v[:shared], v[shared:].nan_to_num(0.0, 0.0, 0.0)))
+        read = v[:shared] if view.beyond is None else v[:shared].masked_fill(view.beyond[:, None, None], 0.0)
+        v = torch.cat((read, v[shared:].nan_to_num(0.0, 0.0, 0.0)))
     rows, heads = query.shape[0], query.shape[1]
     step = max(1, MAX_SCORES // (heads * k.shape[0]))
     if rows <= step:

@@ -45,11 +45,15 @@ class AttentionView:
 
     A row reads every slot of `prefix`, then those of `rows` that `visible` grants it (its ancestors and itself).
     A causal prefill chunk is the special case of a lower-triangular `visible`.
+
+    With `length`, `prefix` is a buffer of which only so many leading slots are read: what the device alone knows
+    changes from pass to pass, while shapes and addresses stay, as a CUDA graph needs them. Nothing looks at the number.
     """
 
     prefix: Tensor  # [T] int64, slots read by every query row
     rows: Tensor  # [R] int64, slots written in this pass (or, while drafting, earlier in this round)
     visible: Tensor  # [M, R] bool, query row m may read rows[r]
+    length: Tensor | None = None  # [1] int64, at most T
 
     @cached_property
     def slots(self) -> Tensor:
@@ -59,14 +63,25 @@ class AttentionView:
     @cached_property
     def hidden(self) -> Tensor:
         """[M, T + R] bool: True where a query row may not read a slot."""
-        shared = torch.zeros(
-            self.visible.shape[0], self.prefix.shape[0], dtype=torch.bool, device=self.prefix.device
-        )
+        rows, capacity = self.visible.shape[0], self.prefix.shape[0]
+        if self.beyond is None:
+            shared = torch.zeros(rows, capacity, dtype=torch.bool, device=self.prefix.device)
+        else:
+            shared = self.beyond.expand(rows, capacity)
         return torch.cat((shared, ~self.visible), dim=1)
+
+    @cached_property
+    def beyond(self) -> Tensor | None:
+        """[T] bool: True where `prefix` is not read, being past `length`; None where all of it is."""
+        if self.length is None:
+            return None
+        return torch.arange(self.prefix.shape[0], device=self.prefix.device) >= self.length
 
     @cached_property
     def is_open(self) -> bool:
         """Whether every query row may read every slot, so that no mask is needed (plain decoding)."""
+        if self.length is not None:
+            return False
         if self.visible.numel() == 1:
             return True  # a row always reads itself; no look at the device
         return self.visible.device.type == "cpu" and bool(self.visible.all())
@@ -78,7 +93,7 @@ class AttentionView:
         None too on other devices than the CPU, where looking would cost a synchronisation.
         """
         slots = self.slots
-        if slots.device.type != "cpu" or slots.numel() == 0:
+        if slots.device.type != "cpu" or slots.numel() == 0 or self.length is not None:
             return None
         first, count = int(slots[0]), slots.numel()
         if int(slots[-1]) - first != count - 1:

@@ -21,6 +21,8 @@ from treeeagle_edge.kernels.view import AttentionView
 
 MAX_HEAD_DIM = 128
 MIN_TILE = 16  # the least that tensor cores multiply
+MAX_TILE = 256
+_CROWDED_TILE = 64  # where scales and a length of the device's take registers, too
 _MIN_SPLIT = 128  # slots: a shorter split would write more than it reads
 _TABLE = "_ancestor_table"
 
@@ -72,13 +74,17 @@ def launches(
     out: Tensor,
     scales: KVScales | None = None,
 ) -> list[Launch]:
-    """The kernels of one call: the prefix in splits, where there is one, then ancestors and the merge into `out`."""
+    """The kernels of one call: the prefix in splits, where there is one, then ancestors and the merge into `out`.
+
+    Where the view has a length of its own, grids are those of its whole prefix, whatever the length.
+    """
     rows, heads, dim = query.shape
     kv_heads, length = keys.shape[1], view.prefix.shape[0]
     group = heads // kv_heads
     assert heads == group * kv_heads
     width = _operand_width(query.dtype, keys.dtype)
-    tile = choose_tile(rows * group, dim, width)
+    crowded = scales is not None and view.length is not None
+    tile = choose_tile(rows * group, dim, width, _CROWDED_TILE if crowded else MAX_TILE)
     tiles = -(-rows * group // tile.rows)
     split_length = choose_split(length, tiles * kv_heads, processors(query.device), tile.slots)
     splits = -(-length // split_length)
@@ -94,6 +100,9 @@ def launches(
         "block_d": power_of_two(dim, MIN_TILE),
         "operand": operand_dtype(width),
         "quantized": scales is not None,
+        "known_length": view.rows if view.length is None else view.length,  # not read without a length
+        "on_device": view.length is not None and length > 0,
+        "least_split": _MIN_SPLIT,
     }
     over_ancestors = {
         "table": table.slots,
@@ -104,6 +113,7 @@ def launches(
         "splits": splits,
         "block_g": power_of_two(group, MIN_TILE),
         "block_n": MIN_TILE,
+        "prefix_block": tile.slots,
     }
     last = Launch(ancestors_kernel, (rows, kv_heads), shared | over_ancestors)
     if not splits:
@@ -183,14 +193,14 @@ def table_launch(view: AttentionView, table: AncestorTable) -> Launch:
     return Launch(ancestor_table_kernel, (rows,), arguments, num_warps=1)
 
 
-def choose_tile(rows: int, head_dim: int, dtype: torch.dtype) -> _Tile:
+def choose_tile(rows: int, head_dim: int, dtype: torch.dtype, most: int = MAX_TILE) -> _Tile:
     """A tile of the prefix for `rows` (nodes times grouped heads): all of them, as far as a block's registers reach.
 
     The limits are those beyond which the compiler spills (`resources`).
     """
     if dtype == torch.float32:  # no tensor cores: products of fp32 are exact to the last bits, and slow
         return _Tile(MIN_TILE, 16, 4)
-    tall = power_of_two(rows, MIN_TILE, 256 if head_dim <= 64 else 128)
+    tall = power_of_two(rows, MIN_TILE, min(most, MAX_TILE if head_dim <= 64 else 128))
     return _Tile(tall, 32, 8 if tall >= 128 else 4)
 
 

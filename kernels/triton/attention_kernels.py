@@ -87,8 +87,17 @@ def _read_block(
     return raised, total, mixed
 
 
+@triton.jit
+def _even_split(
+    length: tl.tensor, splits: tl.tensor, least: tl.constexpr, block_n: tl.constexpr
+) -> tl.tensor:
+    """Slots a split where the device alone knows the length: even, whole blocks, and none shorter than `least`."""
+    return tl.cdiv(tl.maximum(tl.cdiv(length, splits), least), block_n) * block_n
+
+
 @triton.jit(
-    do_not_specialize=("num_rows", "length", "split_length"), do_not_specialize_on_alignment=("prefix",)
+    do_not_specialize=("num_rows", "length", "split_length"),
+    do_not_specialize_on_alignment=("prefix", "known_length"),
 )
 def prefix_kernel(
     query: tl.tensor,  # [M, heads, head_dim]
@@ -97,6 +106,7 @@ def prefix_kernel(
     key_scales: tl.tensor,  # [slots, kv_heads] float32
     value_scales: tl.tensor,
     prefix: tl.tensor,  # [length] int64 slots
+    known_length: tl.tensor,  # [1] int64 on the device, which stands for `length` where `on_device`
     partial: tl.tensor,  # [splits, M * heads, head_dim] float32, out: what a split alone would give
     peaks: tl.tensor,  # [splits, M * heads] float32, out: log2 of the split's sum of exponentials
     num_rows: int,  # M * group
@@ -117,13 +127,19 @@ def prefix_kernel(
     block_n: tl.constexpr,
     operand: tl.constexpr,
     quantized: tl.constexpr,
+    on_device: tl.constexpr,
+    least_split: tl.constexpr,
 ) -> None:
     """Grid (tiles of rows, KV heads, splits). Row i of a KV head is query head i % group of node i // group.
 
     All nodes and grouped heads of a tile share every key that is loaded: prefix slots are read by all, without a mask.
+    With `on_device`, the grid is made for the longest prefix, and splits beyond the real one do nothing.
     """
     i = tl.program_id(0) * block_q + tl.arange(0, block_q)
     kv_head, split = tl.program_id(1), tl.program_id(2)
+    if on_device:
+        length = tl.load(known_length).to(tl.int32)
+        split_length = _even_split(length, tl.num_programs(2), least_split, block_n)
     d = tl.arange(0, block_d)
     head = kv_head * group + i % group
     real = (i < num_rows)[:, None] & (d < head_dim)[None, :]
@@ -145,6 +161,9 @@ def prefix_kernel(
             *(after, head_dim, block_d, operand, quantized),
         )
 
+    if on_device:  # noqa: SIM102 (a condition at compile time)
+        if start >= length:  # asked here and not before, where it would cost registers all the way
+            return
     row = split * (num_rows * kv_heads) + (i // group) * (group * kv_heads) + head
     divisor = tl.where(total == 0.0, 1.0, total)  # every score -inf: the split weighs nothing
     tl.store(partial + row.to(tl.int64)[:, None] * head_dim + d[None, :], mixed / divisor[:, None], mask=real)
@@ -152,7 +171,9 @@ def prefix_kernel(
     tl.store(peaks + row, peak, mask=i < num_rows)
 
 
-@triton.jit(do_not_specialize=("num_nodes", "table_width", "splits"))
+@triton.jit(
+    do_not_specialize=("num_nodes", "table_width", "splits"), do_not_specialize_on_alignment=("known_length",)
+)
 def ancestors_kernel(
     query: tl.tensor,  # [M, heads, head_dim]
     keys: tl.tensor,
@@ -161,6 +182,7 @@ def ancestors_kernel(
     value_scales: tl.tensor,
     table: tl.tensor,  # [M, table_width] int64: the first counts[m] slots of line m are read by node m
     counts: tl.tensor,
+    known_length: tl.tensor,  # as prefix_kernel has it
     partial: tl.tensor,  # as prefix_kernel left them
     peaks: tl.tensor,
     out: tl.tensor,  # [M, heads, head_dim], in the dtype of query
@@ -182,6 +204,9 @@ def ancestors_kernel(
     block_n: tl.constexpr,
     operand: tl.constexpr,
     quantized: tl.constexpr,
+    on_device: tl.constexpr,
+    least_split: tl.constexpr,
+    prefix_block: tl.constexpr,
 ) -> None:
     """Grid (nodes, KV heads): reads the node's own ancestors, itself the last, then merges the splits of the prefix.
 
@@ -209,6 +234,9 @@ def ancestors_kernel(
         )
 
     line = node * (group * kv_heads) + head
+    if on_device:  # only splits that were written
+        length = tl.load(known_length).to(tl.int32)
+        splits = tl.cdiv(length, _even_split(length, splits, least_split, prefix_block))
     # fetched ahead: each split is a wait for memory and little else
     for split in tl.range(0, splits, num_stages=3):
         row = split * num_nodes * (group * kv_heads) + line

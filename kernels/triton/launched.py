@@ -26,6 +26,9 @@ def launched() -> dict[str, Launch]:
     found |= _attention(8, _8B, bf16)
     for shape in _BETWEEN:
         found |= _attention(1, shape, bf16) | _attention(64, shape, bf16)
+    for rows in (1, 16, 64):
+        found |= _attention(rows, _DEMO, bf16, known=False) | _attention(rows, _8B, bf16, known=False)
+    found |= _attention(64, _8B, bf16, int8=True, known=False) | _attention(16, _8B, fp32, known=False)
     found |= _attention(64, _DEMO, bf16, int8=True) | _attention(64, _8B, fp16) | _attention(64, _8B, fp32)
     for rows in (64, 256):
         view, table = _view(rows), _table(rows)
@@ -45,15 +48,16 @@ def launched() -> dict[str, Launch]:
 
 
 def _attention(
-    rows: int, shape: tuple[int, int, int], dtype: torch.dtype, int8: bool = False
+    rows: int, shape: tuple[int, int, int], dtype: torch.dtype, int8: bool = False, known: bool = True
 ) -> dict[str, Launch]:
+    """`known`: whether the host knows how long the prefix is."""
     heads, kv_heads, dim = shape
     query = _empty(rows, heads, dim, dtype=dtype)
     pool = _pool(kv_heads, dim, dtype, int8)
     over_prefix, over_ancestors = attention.launches(
-        query, pool.keys, pool.values, _view(rows), _table(rows), query, pool.scales
+        query, pool.keys, pool.values, _view(rows, known), _table(rows), query, pool.scales
     )
-    kind = f"{dim}, {'int8' if int8 else _NAMES[dtype]}"
+    kind = f"{dim}, {'int8' if int8 else _NAMES[dtype]}{'' if known else ', device length'}"
     return {
         f"prefix, {kind}, {over_prefix.arguments['block_q']} rows": over_prefix,
         f"ancestors, {kind}": over_ancestors,
@@ -88,9 +92,10 @@ def _pool(kv_heads: int, dim: int, dtype: torch.dtype, int8: bool) -> Pool:
     return Pool(rows, rows, KVScales(scales, scales) if int8 else None)
 
 
-def _view(rows: int) -> AttentionView:
+def _view(rows: int, known: bool = True) -> AttentionView:
     prefix, own = _empty(_PREFIX, dtype=torch.int64), _empty(rows, dtype=torch.int64)
-    return AttentionView(prefix, own, _empty(rows, rows, dtype=torch.bool))
+    length = None if known else _empty(1, dtype=torch.int64)
+    return AttentionView(prefix, own, _empty(rows, rows, dtype=torch.bool), length)
 
 
 def _table(rows: int) -> attention.AncestorTable:

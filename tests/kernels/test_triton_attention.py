@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -180,6 +181,31 @@ def test_a_broken_head_of_an_int8_pool_spoils_its_readers_only() -> None:
     ours = subject.attention(query, k, v, view, KVScales(k_scales, v_scales))
     assert torch.equal(ours[:, 1].isnan().all(dim=1), view.visible[:, 2])
     assert not ours[:, 0].isnan().any()
+
+
+@pytest.mark.parametrize("length", [0, 1, 31, 127, 128, 129, 200, 256])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_a_length_that_only_the_device_knows(length: int, rows: int) -> None:
+    """The grid is that of the whole buffer; what lies beyond the length, NaN included, is not read."""
+    query, keys, values = inputs(rows, heads=4, kv_heads=2, dim=16)
+    whole = tree_view(256, rows, SLOTS, seed=rows)
+    keys[whole.prefix[length:]], values[whole.prefix[length:]] = float("nan"), float("nan")
+    known = AttentionView(whole.prefix[:length], whole.rows, whole.visible)
+    asked = replace(whole, length=torch.tensor([length], device=DEVICE))
+    ours = subject.attention(query, keys, values, asked)
+    assert torch.isfinite(ours).all()
+    assert_near(ours, reference.attention(query, keys, values, known))
+
+
+def test_grids_do_not_depend_on_a_length_that_the_device_knows() -> None:
+    query, keys, values = inputs(4, heads=4, kv_heads=2, dim=16)
+    whole = tree_view(256, 4, SLOTS)
+    grids = []
+    for length in (1, 256):
+        view = replace(whole, length=torch.tensor([length], device=DEVICE))
+        table, out = subject.ancestor_table(view), torch.empty_like(query)
+        grids.append([each.grid for each in subject.launches(query, keys, values, view, table, out)])
+    assert grids[0] == grids[1]
 
 
 @pytest.mark.parametrize("cores", [1, 4, 1000])
