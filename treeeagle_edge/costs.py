@@ -28,6 +28,7 @@ class CostModel:
 
     def __init__(self, table: CostTable) -> None:
         self.table = table
+        self._by_rows = [0.0]  # the table for 0, 1, 2, ... rows, as far as somebody asked
         self._verify_scale = 1.0
         self._draft_scale = 1.0
         self._sample = 0.0  # seconds a round
@@ -35,6 +36,10 @@ class CostModel:
     def verify(self, rows: int) -> float:
         """Seconds to check `rows` rows and walk through them; straight lines between the measured points."""
         return self._table_verify(rows) * self._verify_scale + self._sample
+
+    def verify_by_rows(self, most: int) -> list[float]:
+        """`verify` of 0 (which costs nothing), 1, ..., `most` rows: what sizing a tree looks up time and again."""
+        return [0.0, *(self.verify(rows) for rows in range(1, most + 1))]
 
     def draft(self, levels: int) -> float:
         """Seconds to draft `levels` levels: the first one comes with the true features."""
@@ -56,6 +61,11 @@ class CostModel:
             self._draft_scale += _LEARN * (round_.draft_s / expected - self._draft_scale)
 
     def _table_verify(self, rows: int) -> float:
+        while len(self._by_rows) <= rows:
+            self._by_rows.append(self._between(len(self._by_rows)))
+        return self._by_rows[rows]
+
+    def _between(self, rows: int) -> float:
         known, seconds = self.table.rows, self.table.verify
         at = bisect_left(known, rows)
         if at == len(known):

@@ -8,24 +8,18 @@ child ever scores above its parent, so the best candidates always form a tree.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 from treeeagle_edge.growth import Candidate, Growth
 from treeeagle_edge.head import HeadOutput
-from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.kernels.tree_view import TreeView
 from treeeagle_edge.model_protocols import DraftHead
 from treeeagle_edge.tree import DraftTree
 
-
-@dataclass(frozen=True, eq=False)
-class Expansion:
-    """A candidate the head has run on, so that its children can be scored."""
-
-    candidate: Candidate | None  # None: the root
-    path: tuple[int, ...]  # scratch rows from the root's child down to itself
+_SCORE = attrgetter("score")
 
 
 class Drafter:
@@ -44,59 +38,57 @@ class Drafter:
         `scored` is the head's output for the root's row; `prefix` [T] int64 are the slots of all head rows up to and
         including the root's. Returns None where the head's scores are not finite: the round is then decoded plainly.
         """
-        frontier = [Expansion(None, ())]
+        level: list[Candidate | None] = [None]  # what the head ran on last; None is the root
+        rows: dict[Candidate | None, int] = {None: -1}  # scratch rows; the root's is in the prefix
+        parents: list[int] = []  # of all scratch rows of this round
         candidates: list[Candidate] = []
-        used = 0
         for depth in range(1, growth.depth + 1):
-            level = _candidates(frontier, scored, depth, growth)
-            if level is None:
+            children = _children(level, scored, depth, growth)
+            if children is None:
                 return None
-            candidates = sorted([*candidates, *level], key=lambda c: -c.score)  # stable: parents stay first
-            chosen = growth.expand(level, candidates)
+            # a stable sort: parents stay before their children
+            candidates = sorted([*candidates, *children], key=_SCORE, reverse=True)
+            chosen = growth.expand(children, candidates)
             if not chosen or depth == growth.depth:
                 break
-            row_of = {expansion.candidate: row for row, expansion in enumerate(frontier)}
-            parents = [row_of[candidate.parent] for candidate in chosen]
-            frontier = [
-                Expansion(candidate, (*frontier[parent].path, used + i))
-                for i, (candidate, parent) in enumerate(zip(chosen, parents, strict=True))
-            ]
-            place = root_position + depth
-            scored = self._expand(frontier, scored.hidden[parents], prefix, place, used, growth.branching)
-            used += len(frontier)
+            first = len(parents) - len(level) if depth > 1 else -1  # scratch row of the level's first
+            above = [rows[candidate.parent] for candidate in chosen]
+            rows.update(zip(chosen, range(len(parents), len(parents) + len(chosen)), strict=True))
+            parents += above
+            hidden = scored.hidden[[row - first for row in above]]
+            scored = self._expand(chosen, hidden, prefix, root_position + depth, parents, growth.branching)
+            level = [*chosen]
         return _build_tree(root, growth.select(candidates))
 
     def _expand(
-        self, frontier: list[Expansion], hidden: Tensor, prefix: Tensor, place: int, used: int, top: int
+        self,
+        chosen: list[Candidate],
+        hidden: Tensor,
+        prefix: Tensor,
+        place: int,
+        parents: list[int],
+        top: int,
     ) -> HeadOutput:
         """One head pass over the chosen candidates of a level, all at `place` of the sequence."""
-        device = self._scratch.device
-        count = len(frontier)
-        tokens = torch.tensor([e.candidate.token for e in frontier if e.candidate], device=device)
-        visible = torch.zeros(count, used + count, dtype=torch.bool)
-        for row, expansion in enumerate(frontier):
-            visible[row, list(expansion.path)] = True
-        rows = self._scratch[: used + count]
-        view = AttentionView(prefix, rows, visible.to(device))
+        count, rows = len(chosen), self._scratch[: len(parents)]
         # a row's rotary position is one less than its token's place: row t pairs feature t with token t + 1
-        positions = torch.full((count,), place - 1, device=device)
-        return self.head.step(hidden, tokens, positions, rows[used:], view, top)
+        table = torch.tensor([[c.token for c in chosen], [place - 1] * count]).to(rows.device)
+        view = TreeView(prefix, rows, parents, count)
+        return self.head.step(hidden, table[0], table[1], rows[-count:], view, top)
 
 
-def _candidates(
-    frontier: list[Expansion], scored: HeadOutput, depth: int, growth: Growth
+def _children(
+    level: list[Candidate | None], scored: HeadOutput, depth: int, growth: Growth
 ) -> list[Candidate] | None:
     """The children of all expanded nodes, or None where a score is not finite."""
-    rows, tokens = scored.log_probs.tolist(), scored.ids.tolist()
-    if not all(math.isfinite(value) for row in rows for value in row):
-        return None
-    level = []
-    for expansion, row, row_tokens in zip(frontier, rows, tokens, strict=True):
-        parent = expansion.candidate
+    found = []
+    for parent, log_probs, tokens in zip(level, scored.log_probs.tolist(), scored.ids.tolist(), strict=True):
+        if not math.isfinite(sum(log_probs)):
+            return None
         above = parent.log_prob if parent else 0.0
-        for token, log_prob in zip(row_tokens, row, strict=True):
-            level.append(Candidate(token, parent, depth, above + log_prob, growth.score(parent, log_prob)))
-    return level
+        for token, log_prob in zip(tokens, log_probs, strict=True):
+            found.append(Candidate(token, parent, depth, above + log_prob, growth.score(parent, log_prob)))
+    return found
 
 
 def _build_tree(root: int, chosen: list[Candidate]) -> DraftTree:

@@ -145,7 +145,7 @@ class Engine:
         self._check_prompt(ids)
         sequence = self._open(ids, with_head=False, reuse=True)
         try:
-            logits = self._passes.prefill(sequence, ids)[0]
+            logits = self._passes.prefill(sequence, ids).logits[0]
         finally:
             sequence.close()
         return abs(float(logits[a] - logits[b]))
@@ -180,9 +180,11 @@ class Engine:
         self, sequence: LiveSequence, prompt_ids: Sequence[int], sampler: Sampler, limit: int
     ) -> Round:
         started = time.perf_counter()
-        logits = self._passes.prefill(sequence, prompt_ids)
+        output = self._passes.prefill(sequence, prompt_ids)
         verified = time.perf_counter()
-        walk = sampler.walk(DraftTree.root_only(prompt_ids[-1]), logits, len(prompt_ids) - 1)
+        walk = sampler.walk(
+            DraftTree.root_only(prompt_ids[-1]), output.logits, len(prompt_ids) - 1, output.peaks
+        )
         ids, reason = _cut([walk.next_token], sampler.params, limit)
         return Round(
             ids=ids,
@@ -214,14 +216,16 @@ class Engine:
         tree = drafted or DraftTree.root_only(root)
         drafted_at = time.perf_counter()
         slots = root_slot + sequence.borrow(tree.num_nodes)
-        logits, features = self._passes.verify(sequence, tree, slots)
+        output = self._passes.verify(sequence, tree, slots)
         verified_at = time.perf_counter()
-        walk = sampler.walk(tree, logits, len(sequence))
+        walk = sampler.walk(tree, output.logits, len(sequence), output.peaks)
         ids, reason = _cut(
             [*(tree.tokens[row] for row in walk.rows[1:]), walk.next_token], sampler.params, limit
         )
         kept = list(walk.rows[: len(ids) + 1])  # the root, and walked nodes whose token was not cut away
-        sequence.commit([tree.tokens[row] for row in kept], [slots[row] for row in kept], features[kept])
+        sequence.commit(
+            [tree.tokens[row] for row in kept], [slots[row] for row in kept], output.features[kept]
+        )
         if sequence.pending_rows > _MOST_PENDING:
             self._passes.flush_head(sequence)
         settled = Round(

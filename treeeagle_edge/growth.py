@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 from treeeagle_edge.acceptance import Acceptance
 from treeeagle_edge.costs import CostModel
 from treeeagle_edge.rounds import TreeShape
 
+_SCORE = attrgetter("score")
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(eq=False, slots=True)
 class Candidate:
     """A drafted token below a parent candidate (None: below the root)."""
 
@@ -90,31 +93,29 @@ class AdaptiveGrowth:
         self.branching = bounds.branching
         self._nodes = bounds.nodes
         self._costs = costs
+        self._verify = costs.verify_by_rows(bounds.nodes + 2)
         self._acceptance = acceptance
         self._stop_ids = stop_ids
         self.levels = 0  # levels the head has scored so far
 
     def score(self, parent: Candidate | None, log_prob: float) -> float:
-        """Log of the calibrated chance that the walk gets here."""
-        return (parent.score if parent else 0.0) + math.log(self._acceptance.chance(log_prob))
+        """The calibrated chance that the walk gets here."""
+        return (parent.score if parent else 1.0) * self._acceptance.chance(log_prob)
 
     def expand(self, level: Sequence[Candidate], candidates: Sequence[Candidate]) -> list[Candidate]:
         """The open candidates whose children are worth their rows, if the whole level is worth its head pass."""
         self.levels += 1
         count, tokens, seconds = self._best(candidates)
-        if count == self._nodes and _open(level, self._stop_ids)[:1] == []:
+        open_ = _open(level, self._stop_ids)
+        if count == self._nodes and not open_:
             return []
         rate = tokens / seconds
         share = self._acceptance.continues(self.levels + 1)
-        row = self._costs.verify(count + 2) - self._costs.verify(count + 1)
-        chosen = [
-            c
-            for c in _open(level, self._stop_ids)[: self.branching]
-            if math.exp(c.score) * share > rate * row
-        ]
-        gain = share * sum(math.exp(c.score) for c in chosen)
+        row = self._verify[count + 2] - self._verify[count + 1]
+        chosen = [c for c in open_[: self.branching] if c.score * share > rate * row]
+        gain = share * sum(c.score for c in chosen)
         rows = min(count + len(chosen), self._nodes)
-        deeper = seconds + self._costs.step() + self._costs.verify(rows + 1) - self._costs.verify(count + 1)
+        deeper = seconds + self._costs.step() + self._verify[rows + 1] - self._verify[count + 1]
         return chosen if (tokens + gain) / deeper > rate else []
 
     def select(self, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -124,16 +125,16 @@ class AdaptiveGrowth:
     def _best(self, candidates: Sequence[Candidate]) -> tuple[int, float, float]:
         """(nodes, expected tokens, expected seconds) of the best prefix."""
         spent = self._costs.draft(self.levels)
-        best = (0, 1.0, spent + self._costs.verify(1))
+        nodes, best_tokens, best_seconds = 0, 1.0, spent + self._verify[1]
         tokens = 1.0
         for count, candidate in enumerate(candidates[: self._nodes], start=1):
-            tokens += math.exp(candidate.score)
-            seconds = spent + self._costs.verify(count + 1)
-            if tokens / seconds > best[1] / best[2]:
-                best = (count, tokens, seconds)
-        return best
+            tokens += candidate.score
+            seconds = spent + self._verify[count + 1]
+            if tokens * best_seconds > best_tokens * seconds:
+                nodes, best_tokens, best_seconds = count, tokens, seconds
+        return nodes, best_tokens, best_seconds
 
 
 def _open(level: Sequence[Candidate], stop_ids: Collection[int]) -> list[Candidate]:
     """Candidates something may follow, best first."""
-    return sorted((c for c in level if c.token not in stop_ids), key=lambda c: -c.score)
+    return sorted((c for c in level if c.token not in stop_ids), key=_SCORE, reverse=True)

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from treeeagle_edge.head import HeadOutput
 from treeeagle_edge.head_checkpoint import HeadCheckpoint
-from treeeagle_edge.kernels.native.head import Head
-from treeeagle_edge.kernels.native.structs import HeadConfig
+from treeeagle_edge.kernels.native.head import Head, HeadRequest
+from treeeagle_edge.kernels.native.library import NativeError
+from treeeagle_edge.kernels.native.structs import HeadConfig, HeadInput, Pass
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
-from treeeagle_edge.native_target import NativeTarget, native_store, native_view
+from treeeagle_edge.native_target import NativeTarget, native_pass, native_store
 from treeeagle_edge.rope import RotaryTable
 
 _MATRICES = {
@@ -68,6 +69,7 @@ class NativeHead:
         head.rope(table.cos.numpy(), table.sin.numpy())
         head.target_ids(checkpoint.target_ids.numpy())
         head.ready()
+        self._requests: dict[tuple[int, int, int], tuple[HeadRequest, HeadOutput]] = {}
         self.store = KVStore.allocate(
             1, slots, config.num_kv_heads, config.head_dim, torch.bfloat16, torch.device("cpu")
         )
@@ -86,44 +88,44 @@ class NativeHead:
         view: AttentionView,
         top: int,
     ) -> HeadOutput:
-        """See `head.Head.extend`."""
-        last = np.array([len(tokens) - 1])
-        return self._run(tokens, positions, slots, view, top, last, features=features.contiguous().numpy())
+        """See `head.Head.extend`. What it gives is overwritten by the next pass."""
+        source = HeadInput(features=_checked(features, len(tokens), int(self._head.config.feature_width)))
+        return self._run(native_pass(tokens, positions, slots, view), source, len(tokens) - 1, top)
 
     def step(
         self, hidden: Tensor, tokens: Tensor, positions: Tensor, slots: Tensor, view: AttentionView, top: int
     ) -> HeadOutput:
-        """See `head.Head.step`."""
-        everything = np.arange(len(tokens))
-        return self._run(tokens, positions, slots, view, top, everything, hidden=hidden.contiguous().numpy())
+        """See `head.Head.step`. What it gives is overwritten by the next pass."""
+        source = HeadInput(hidden=_checked(hidden, len(tokens), self.config.hidden_size))
+        return self._run(native_pass(tokens, positions, slots, view), source, 0, top)
 
     def clean_rows(self, slots: Tensor) -> None:
         """See `head.Head.clean_rows`."""
         self.store.zero_non_finite(slots)
 
-    def _run(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        view: AttentionView,
-        top: int,
-        scored: np.ndarray,
-        **inputs: np.ndarray,
-    ) -> HeadOutput:
-        hidden, log_probs, ids = self._head.step(
-            tokens.numpy(),
-            positions.numpy(),
-            slots.numpy(),
-            native_view(view),
-            native_store(self.store),
-            scored_rows=scored,
-            top=min(top, self.config.draft_vocab_size),
-            **inputs,
+    def _run(self, job: Pass, source: HeadInput, first: int, top: int) -> HeadOutput:
+        """Rows from `first` on are scored."""
+        kind = (job.rows, first, top)
+        found = self._requests.get(kind)
+        if found is None:
+            found = self._requests[kind] = self._request(*kind)
+        request, output = found
+        self._head.run(job, native_store(self.store), source, request)
+        return output
+
+    def _request(self, rows: int, first: int, top: int) -> tuple[HeadRequest, HeadOutput]:
+        request = self._head.request(rows, range(first, rows), min(top, self.config.draft_vocab_size))
+        hidden, log_probs, ids = (torch.from_numpy(array) for array in request.output)
+        return request, HeadOutput(hidden[first:], log_probs, ids)
+
+
+def _checked(given: Tensor, rows: int, width: int) -> int:
+    """The address of fp32 rows."""
+    if given.shape != (rows, width) or given.dtype is not torch.float32 or not given.is_contiguous():
+        raise NativeError(
+            f"expected {(rows, width)} of contiguous float32, got {tuple(given.shape)} of {given.dtype}"
         )
-        return HeadOutput(
-            torch.from_numpy(hidden)[scored], torch.from_numpy(log_probs), torch.from_numpy(ids)
-        )
+    return given.data_ptr()
 
 
 def _float32(tensor: Tensor) -> np.ndarray:

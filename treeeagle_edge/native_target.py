@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from ctypes import addressof, c_int32
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from treeeagle_edge.checkpoint import Checkpoint
-from treeeagle_edge.kernels.native.model import Model
-from treeeagle_edge.kernels.native.reading import Lists, Store, View
-from treeeagle_edge.kernels.native.structs import ModelConfig
+from treeeagle_edge.kernels.native.library import NativeError
+from treeeagle_edge.kernels.native.model import Model, Request
+from treeeagle_edge.kernels.native.reading import Store, View
+from treeeagle_edge.kernels.native.structs import ModelConfig, Pass
 from treeeagle_edge.kernels.native.team import Team
+from treeeagle_edge.kernels.tree_view import TreeView
 from treeeagle_edge.kernels.view import AttentionView, BatchView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.rope import RotaryTable
@@ -34,7 +38,7 @@ class NativeTarget:
     """The same contract as `target.Target`, with bf16 keys and values and activations quantised to int8 by block.
 
     Rounding depends neither on the number of rows of a pass nor on where an ancestor's slot comes from, so speculation
-    equals plain decoding bit for bit. Logits are overwritten by the next pass.
+    equals plain decoding bit for bit.
     """
 
     batch_invariant = True
@@ -48,6 +52,7 @@ class NativeTarget:
         self.bits = bits
         self.context = context
         self.model = model
+        self._requests: dict[tuple[object, ...], tuple[Request, TargetOutput]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -69,30 +74,58 @@ class NativeTarget:
         taps: tuple[int, ...],
         scored: slice = slice(None),
     ) -> TargetOutput:
-        """See `target.Target.forward`."""
-        output = self.model.forward(
-            ids.numpy(),
-            positions.numpy(),
-            slots.numpy(),
-            _native_lists(view) if isinstance(view, BatchView) else native_view(view),
-            native_store(store),
-            logit_rows=np.arange(len(ids))[scored],
-            taps=np.array(taps, np.int64) if taps else None,
-        )
-        assert output.logits is not None
-        features = torch.empty(len(ids), 0)
-        if output.features is not None:  # kept over rounds, while the buffer is not
-            features = torch.from_numpy(output.features).clone()
-        return TargetOutput(torch.from_numpy(output.logits), features)
+        """See `target.Target.forward`. What it gives is overwritten by the next pass."""
+        rows = len(ids)
+        chosen = range(rows)[scored]
+        kind = (rows, chosen.start, len(chosen), taps)
+        found = self._requests.get(kind)
+        if found is None:
+            found = self._requests[kind] = self._request(rows, chosen, taps)
+        request, output = found
+        self.model.run(native_pass(ids, positions, slots, view), native_store(store), request)
+        return output
+
+    def _request(self, rows: int, chosen: range, taps: tuple[int, ...]) -> tuple[Request, TargetOutput]:
+        request = self.model.request(rows, chosen, taps or None, best=True)
+        out = request.output
+        assert out.logits is not None
+        assert out.peaks is not None
+        assert out.best is not None
+        features = torch.empty(rows, 0) if out.features is None else torch.from_numpy(out.features)
+        peaks = (torch.from_numpy(out.peaks), torch.from_numpy(out.best))
+        return request, TargetOutput(torch.from_numpy(out.logits), features, peaks)
+
+
+def native_pass(ids: Tensor, positions: Tensor, slots: Tensor, view: AttentionView | BatchView) -> Pass:
+    """The C structure of a pass; it keeps the tensors it points to."""
+    job = Pass(rows=len(ids), ids=_int64(ids), positions=_int64(positions), slots=_int64(slots))
+    if isinstance(view, BatchView):
+        lists, counts = view.slots.to(torch.int32).contiguous(), view.lengths.to(torch.int32)
+        job.own, job.own_counts, job.own_stride = lists.data_ptr(), counts.data_ptr(), lists.shape[1]
+        job.keep = (ids, positions, slots, lists, counts)
+        return job
+    job.prefix, job.prefix_count = _int64(view.prefix), len(view.prefix)
+    job.tree, job.tree_count = _int64(view.rows), len(view.rows)
+    granted: object
+    if isinstance(view, TreeView):
+        granted = (c_int32 * len(view.parents))(*view.parents)
+        job.parents = addressof(granted)
+    else:
+        granted = view.visible.contiguous()
+        job.visible = granted.data_ptr()
+    job.keep = (ids, positions, slots, view, granted)
+    return job
+
+
+def _int64(tensor: Tensor) -> int:
+    if tensor.dtype is not torch.int64 or not tensor.is_contiguous():
+        raise NativeError(f"expected contiguous int64, got {tensor.dtype}, strides {tensor.stride()}")
+    return tensor.data_ptr()
 
 
 def native_view(view: AttentionView) -> View:
-    """The same view for native code, without copying the slots."""
+    """The same view as arrays, without copying the slots."""
     return View(view.prefix.numpy(), view.rows.numpy(), view.visible.contiguous().numpy())
-
-
-def _native_lists(view: BatchView) -> Lists:
-    return Lists(view.slots.to(torch.int32).numpy(), view.lengths.to(torch.int32).numpy())
 
 
 def native_store(store: KVStore) -> Store:

@@ -16,6 +16,7 @@ from treeeagle_edge.drafter import Drafter
 from treeeagle_edge.growth import Growth
 from treeeagle_edge.head import HeadOutput
 from treeeagle_edge.kernels.dispatch import use_backend
+from treeeagle_edge.kernels.tree_view import TreeView
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
@@ -59,8 +60,8 @@ class Passes:
         """Bytes of keys and values, target and head together."""
         return self.store.nbytes + (self.head.store.nbytes if self.head else 0)
 
-    def prefill(self, sequence: LiveSequence, prompt: Sequence[int]) -> Tensor:
-        """[1, V] logits of the last prompt token; commits the whole prompt, and its head rows when they are
+    def prefill(self, sequence: LiveSequence, prompt: Sequence[int]) -> TargetOutput:
+        """Logits [1, V] of the last prompt token; commits the whole prompt, and its head rows when they are
         wanted.
 
         The last reused token runs once more, for its feature and logits, into a throwaway slot: its own KV
@@ -68,20 +69,19 @@ class Passes:
         """
         again = 1 if sequence.cached_tokens else 0
         start = sequence.cached_tokens - again
-        logits: Tensor | None = None
+        output: TargetOutput | None = None
         while start < len(prompt):
             stop = min(start + self.chunk, len(prompt))
             slots, ids = sequence.borrow(stop - start), prompt[start:stop]
-            visible = self._causal[: len(ids), : len(ids)]
             scored = slice(len(ids) - 1 if stop == len(prompt) else len(ids), len(ids))
-            output = self._run(ids, range(start, stop), slots, sequence.table(0, start), visible, scored)
+            output = self._run(ids, range(start, stop), slots, sequence.table(0, start), None, scored)
             sequence.commit(ids[again:], slots[again:])
             if sequence.with_head:
-                sequence.pending.append(output.features)
+                sequence.pending.append(output.features.clone())  # the next pass may overwrite them
                 self.flush_head(sequence)
-            logits, start, again = output.logits, stop, 0
-        assert logits is not None
-        return logits
+            start, again = stop, 0
+        assert output is not None
+        return output
 
     def draft(self, sequence: LiveSequence, root: int, growth: Growth) -> DraftTree | None:
         """Write the head rows that wait for true features, the root's last, then grow a tree from the root's.
@@ -101,21 +101,15 @@ class Passes:
                 self._drafter.head.clean_rows(prefix)
         return tree
 
-    def verify(self, sequence: LiveSequence, tree: DraftTree, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Logits [N, V] float32 and features [N, taps * Ht] of the tree's rows.
+    def verify(self, sequence: LiveSequence, tree: DraftTree, slots: Sequence[int]) -> TargetOutput:
+        """Logits [N, V] float32 and features [N, taps * Ht] of the tree's rows, until the next pass overwrites them.
 
         Their KV goes to `slots`, one a row.
         """
         position = len(sequence)
-        visible = torch.zeros(len(tree), len(tree), dtype=torch.bool)
-        for row, path in enumerate(tree.ancestors):
-            visible[row, list(path)] = True
         positions = [position + depth for depth in tree.depths]
         prefix = sequence.table(0, position)
-        output = self._run(
-            tree.tokens, positions, slots, prefix, visible.to(self._device), slice(0, len(tree))
-        )
-        return output.logits, output.features
+        return self._run(tree.tokens, positions, slots, prefix, tree.parents, slice(0, len(tree)))
 
     def flush_head(self, sequence: LiveSequence) -> None:
         """Write the head rows of all committed tokens.
@@ -150,19 +144,23 @@ class Passes:
         positions: Sequence[int],
         slots: Sequence[int],
         prefix: Tensor,
-        visible: Tensor,
+        parents: Sequence[int] | None,
         scored: slice,
     ) -> TargetOutput:
+        """`parents` of the rows of a tree; None: each row reads those before it."""
         rows = len(ids)
         missing = self._fixed_rows - rows if self._fixed_rows is not None else 0
         if missing:
             # padding rows repeat the first, write to a slot of their own and are seen by nobody else
+            parents = [*(range(-1, rows - 1) if parents is None else parents), *[-1] * missing]
             ids, positions = [*ids, *[ids[0]] * missing], [*positions, *[positions[0]] * missing]
             slots = [*slots, *[self._pad_slot] * missing]
-            alone = torch.eye(missing, dtype=torch.bool, device=self._device)
-            visible = torch.block_diag(visible, alone).bool()
         table = torch.tensor([list(ids), list(positions), list(slots)], dtype=torch.int64).to(self._device)
-        view = AttentionView(prefix, table[2], visible)
+        view = (
+            AttentionView(prefix, table[2], self._causal[:rows, :rows])
+            if parents is None
+            else TreeView(prefix, table[2], parents, len(ids))
+        )
         with self._kernels():
             output = self.target.forward(table[0], table[1], table[2], view, self.store, self._taps, scored)
         if self._device.type == "cuda":

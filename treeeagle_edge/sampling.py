@@ -9,6 +9,7 @@ there is a tree.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,7 +54,7 @@ class Sampler:
         """Raises UsageError through `params`, InputError for a biased or banned id outside the vocabulary."""
         self.params = params
         self._device = device
-        self._bias = _bias_vector(params, vocab_size, device)
+        self._bias = bias_vector(params, vocab_size, device)
         self._seen: Tensor | None = None  # [V] bool, prompt and answer
         self._counts: Tensor | None = None  # [V] float32, answer only
         if params.uses_history:
@@ -61,16 +62,25 @@ class Sampler:
             self._seen[torch.tensor(list(prompt_ids), dtype=torch.int64, device=device)] = True
             self._counts = torch.zeros(vocab_size, device=device)
 
-    def walk(self, tree: DraftTree, logits: Tensor, root_position: int) -> Walk:
+    def walk(
+        self,
+        tree: DraftTree,
+        logits: Tensor,
+        root_position: int,
+        peaks: tuple[Tensor, Tensor] | None = None,
+    ) -> Walk:
         """Sample along `tree` until the sampled token is not among the drafted children.
 
         `logits` [N, V] float32, row i for tree row i; `root_position` is the root's place in the sequence, so
-        the token sampled at a row of depth d belongs to position root_position + 1 + d. A row that is not
+        the token sampled at a row of depth d belongs to position root_position + 1 + d. `peaks` are the largest logit of
+        each row [N], not finite where one of the row is not, and its id [N]; looked for unless given. A row that is not
         finite is not entered: the token that led to it stands, and the next round computes it again on its
         own. Raises CannotRunError if the root's is not.
         """
-        peaks, best = _largest(logits)
-        finite = torch.isfinite(peaks).tolist()  # NaN and +inf both surface in the maximum
+        largest, best = peaks or _largest(logits)
+        finite = [
+            math.isfinite(value) for value in largest.tolist()
+        ]  # NaN and +inf both surface in the maximum
         if not finite[0]:
             raise CannotRunError(
                 "the target gave non-finite logits",
@@ -149,7 +159,7 @@ def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
     return logits.gather(-1, best[:, None])[:, 0], best
 
 
-def _bias_vector(params: SamplingParams, vocab_size: int, device: torch.device) -> Tensor | None:
+def bias_vector(params: SamplingParams, vocab_size: int, device: torch.device) -> Tensor | None:
     """[V] float32 to add to every row of logits, or None where there is nothing to add."""
     if not params.logit_bias and not params.banned_ids:
         return None

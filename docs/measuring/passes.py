@@ -54,8 +54,8 @@ class PassTimer:
         slots = self._sequence.borrow(rows)
 
         def once() -> None:
-            logits, _ = self._passes.verify(self._sequence, tree, slots)
-            self._sampler.walk(tree, logits, len(self._sequence))
+            output = self._passes.verify(self._sequence, tree, slots)
+            self._sampler.walk(tree, output.logits, len(self._sequence), output.peaks)
 
         seconds = _seconds(once, calls)
         self._sequence.commit([], [])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import byref, c_void_p
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +19,28 @@ from treeeagle_edge.kernels.native.structs import (
     HeadConfig,
     HeadInput,
     HeadWanted,
+    Pass,
 )
+
+
+class HeadOutput(NamedTuple):
+    """State [M, H] for the next level; log-probabilities, descending, and target ids [S, top] of the scored rows."""
+
+    hidden: np.ndarray[Any, Any]
+    log_probs: np.ndarray[Any, Any]
+    ids: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class HeadRequest:
+    """What passes of one kind give, and where it will lie.
+
+    Any later pass overwrites `hidden`, one with the same request the rest too.
+    """
+
+    wanted: HeadWanted
+    output: HeadOutput
+    keep: tuple[Any, ...]  # arrays that `wanted` points to
 
 
 class Head:
@@ -25,6 +48,7 @@ class Head:
 
     def __init__(self, target: Model, config: HeadConfig) -> None:
         self.target, self.config = target, config
+        self._hidden = np.empty((config.max_rows, config.hidden), np.float32)
         self.handle = c_void_p()
         check(library().te_head_create(target.handle, byref(config), byref(self.handle)))
         self._destroy = library().te_head_destroy
@@ -71,28 +95,43 @@ class Head:
         *,
         features: np.ndarray[Any, Any] | None = None,
         hidden: np.ndarray[Any, Any] | None = None,
-        scored_rows: np.ndarray[Any, Any],
+        scored_rows: Sequence[int],
         top: int,
-    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """One draft pass -> (state [M, H], log-probabilities [S, top], target ids [S, top])."""
-        rows, count = len(ids), len(scored_rows)
+    ) -> HeadOutput:
+        """One draft pass over [M] rows, from true features or from the states of the level before."""
+        rows = len(ids)
         given, width = (
             (features, self.config.feature_width) if features is not None else (hidden, self.config.hidden)
         )
         if given is None or given.shape != (rows, width):
             raise NativeError(f"expected features or hidden of shape {(rows, int(width))}")
-        state = np.empty((rows, self.config.hidden), np.float32)
-        log_probs = np.empty((count, top), np.float32)
-        found = np.empty((count, top), np.int64)
-        job = view.pass_of(rows, ids, positions, slots)
         source = HeadInput(address(features, np.float32), address(hidden, np.float32))
-        wanted = HeadWanted(
-            state.ctypes.data,
-            address(scored_rows, np.int64),
-            count,
-            top,
-            log_probs.ctypes.data,
-            found.ctypes.data,
+        return self.run(
+            view.pass_of(rows, ids, positions, slots), store, source, self.request(rows, scored_rows, top)
         )
-        check(library().te_draft(self.handle, byref(job), byref(store.struct), byref(source), byref(wanted)))
-        return state, log_probs, found
+
+    def request(self, rows: int, scored_rows: Sequence[int], top: int) -> HeadRequest:
+        """Ask passes of `rows` rows for the `top` likeliest tokens after `scored_rows`."""
+        count = len(scored_rows)
+        if rows > len(self._hidden):
+            raise NativeError(f"a pass has at most {len(self._hidden)} rows, not {rows}")
+        out = HeadOutput(
+            self._hidden[:rows],
+            np.empty((count, top), np.float32),
+            np.empty((count, top), np.int64),
+        )
+        scored = np.array(scored_rows, np.int64)
+        wanted = HeadWanted(
+            out.hidden.ctypes.data, address(scored, np.int64), count, top, out.log_probs.ctypes.data,
+            out.ids.ctypes.data,
+        )  # fmt: skip
+        return HeadRequest(wanted, out, (scored,))
+
+    def run(self, job: Pass, store: Store, source: HeadInput, request: HeadRequest) -> HeadOutput:
+        """One draft pass over the rows of `job`, as many as `request` was made for."""
+        check(
+            library().te_draft(
+                self.handle, byref(job), byref(store.struct), byref(source), byref(request.wanted)
+            )
+        )
+        return request.output

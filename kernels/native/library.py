@@ -21,7 +21,7 @@ from treeeagle_edge.kernels.native.structs import (
     Wanted,
 )
 
-VERSION = 2
+VERSION = 3
 
 
 class NativeError(CannotRunError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import byref, c_void_p
 from dataclasses import dataclass
 from typing import Any
@@ -10,21 +11,32 @@ import numpy as np
 
 from treeeagle_edge.kernels.native.library import NativeError, address, check, library, source_of
 from treeeagle_edge.kernels.native.reading import Lists, Store, View
-from treeeagle_edge.kernels.native.structs import FORMATS, MATRICES, VECTORS, ModelConfig, Wanted
+from treeeagle_edge.kernels.native.structs import FORMATS, MATRICES, VECTORS, ModelConfig, Pass, Wanted
 from treeeagle_edge.kernels.native.team import Team
 
 
 @dataclass(frozen=True)
 class Output:
-    """logits [R, V], best [R] (argmax), hidden [R, H] after the final norm, features [M, taps * H].
+    """logits [R, V]; best [R], their argmax, and peaks [R], the logits there, NaN where one of the row is not finite;
+    hidden [R, H] after the final norm, features [M, taps * H].
 
     Views of buffers that the next pass overwrites.
     """
 
     logits: np.ndarray[Any, Any] | None
     best: np.ndarray[Any, Any] | None
+    peaks: np.ndarray[Any, Any] | None
     hidden: np.ndarray[Any, Any]
     features: np.ndarray[Any, Any] | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What passes of one kind give, and where it will lie. It serves any number of passes."""
+
+    wanted: Wanted
+    output: Output
+    keep: tuple[Any, ...]  # arrays that `wanted` points to
 
 
 class Model:
@@ -38,8 +50,9 @@ class Model:
         self.team, self.config = team, config
         self._logits = np.empty((scored_rows, config.vocabulary), np.float32)
         self._best = np.empty(scored_rows, np.int64)
+        self._peaks = np.empty(scored_rows, np.float32)
         self._hidden = np.empty((scored_rows, config.hidden), np.float32)
-        self._features = np.empty(0, np.float32)  # grows to the widest choice of taps
+        self._features: dict[int, np.ndarray[Any, Any]] = {}  # by the number of taps
         self.handle = c_void_p()
         check(library().te_model_create(team.handle, byref(config), byref(self.handle)))
         self._destroy = library().te_model_destroy
@@ -88,33 +101,49 @@ class Model:
         view: View | Lists,
         store: Store,
         *,
-        logit_rows: np.ndarray[Any, Any],
-        taps: np.ndarray[Any, Any] | None = None,
+        logit_rows: Sequence[int],
+        taps: Sequence[int] | None = None,
         logits: bool = True,
         best: bool = False,
     ) -> Output:
         """One pass over [M] rows; keys and values are written to `slots` first."""
-        rows, count = len(ids), len(logit_rows)
+        request = self.request(len(ids), logit_rows, taps, logits=logits, best=best)
+        return self.run(view.pass_of(len(ids), ids, positions, slots), store, request)
+
+    def request(
+        self,
+        rows: int,
+        logit_rows: Sequence[int],
+        taps: Sequence[int] | None = None,
+        *,
+        logits: bool = True,
+        best: bool = False,
+    ) -> Request:
+        """Ask passes of `rows` rows for logits of `logit_rows`, with `best` their argmax, and features at `taps`."""
+        count = len(logit_rows)
         if count > len(self._logits):
             raise NativeError(f"logits of {count} rows were asked for, there is room for {len(self._logits)}")
         out = Output(
             self._logits[:count] if logits else None,
             self._best[:count] if best else None,
+            self._peaks[:count] if best else None,
             self._hidden[:count],
             self._room_for_features(rows, len(taps)) if taps is not None else None,
         )
+        scored, levels = np.array(logit_rows, np.int64), None if taps is None else np.array(taps, np.int64)
         wanted = Wanted(
-            address(logit_rows, np.int64), count, address(out.logits, np.float32),
-            address(out.best, np.int64), address(out.hidden, np.float32), address(taps, np.int64),
-            0 if taps is None else len(taps),
-            address(out.features, np.float32),
+            address(scored, np.int64), count, address(out.logits, np.float32), address(out.best, np.int64),
+            address(out.peaks, np.float32), address(out.hidden, np.float32), address(levels, np.int64),
+            0 if taps is None else len(taps), address(out.features, np.float32),
         )  # fmt: skip
-        job = view.pass_of(rows, ids, positions, slots)
-        check(library().te_forward(self.handle, byref(job), byref(store.struct), byref(wanted)))
-        return out
+        return Request(wanted, out, (scored, levels))
+
+    def run(self, job: Pass, store: Store, request: Request) -> Output:
+        """One pass over the rows of `job`, as many as `request` was made for."""
+        check(library().te_forward(self.handle, byref(job), byref(store.struct), byref(request.wanted)))
+        return request.output
 
     def _room_for_features(self, rows: int, taps: int) -> np.ndarray[Any, Any]:
-        width = taps * int(self.config.hidden)
-        if rows * width > self._features.size:
-            self._features = np.empty(max(rows, int(self.config.max_rows)) * width, np.float32)
-        return self._features[: rows * width].reshape(rows, width)
+        if taps not in self._features:
+            self._features[taps] = np.empty((self.config.max_rows, taps * self.config.hidden), np.float32)
+        return self._features[taps][:rows]

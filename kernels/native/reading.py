@@ -18,11 +18,14 @@ from treeeagle_edge.kernels.native.structs import KV, Pass
 
 @dataclass(frozen=True)
 class View:
-    """What rows read: `prefix` [T], then `tree` [R] where `visible` [M, R] says so (None: a causal chunk)."""
+    """What rows read: `prefix` [T], then of `tree` [R] what `parents` or `visible` grants (neither: a causal chunk)."""
 
     prefix: np.ndarray[Any, Any]  # int64
     tree: np.ndarray[Any, Any]  # int64
-    visible: np.ndarray[Any, Any] | None = None  # bool or uint8
+    visible: np.ndarray[Any, Any] | None = None  # bool or uint8 [M, R]: row m reads tree[r]
+    parents: np.ndarray[Any, Any] | None = (
+        None  # int32 [R], -1 for none: the last M of `tree` read their ancestors
+    )
 
     def pass_of(
         self,
@@ -37,11 +40,13 @@ class View:
             if visible.shape != (rows, len(self.tree)):
                 raise NativeError(f"`visible` is {visible.shape}, not {(rows, len(self.tree))}")
             visible = visible.view(np.uint8)
+        if self.parents is not None and len(self.parents) != len(self.tree):
+            raise NativeError(f"`parents` has {len(self.parents)} entries for {len(self.tree)} slots")
         _check_lengths(rows, ids, positions, slots)
         return Pass(
             rows, address(ids, np.int64), address(positions, np.int64), address(slots, np.int64),
             address(self.prefix, np.int64), len(self.prefix), address(self.tree, np.int64), len(self.tree),
-            address(visible, np.uint8), None, None, 0,
+            address(visible, np.uint8), address(self.parents, np.int32), None, None, 0,
         )  # fmt: skip
 
 
@@ -65,7 +70,7 @@ class Lists:
         _check_lengths(rows, ids, positions, slots)
         return Pass(
             rows, address(ids, np.int64), address(positions, np.int64), address(slots, np.int64),
-            None, 0, None, 0, None,
+            None, 0, None, 0, None, None,
             address(self.slots, np.int32), address(self.counts, np.int32), self.slots.shape[1],
         )  # fmt: skip
 

@@ -59,7 +59,7 @@ class Pass(Structure):
         ("prefix_count", c_int64),
         ("tree", c_void_p),
         ("tree_count", c_int64),
-        *_fields(c_void_p, "visible own own_counts"),
+        *_fields(c_void_p, "visible parents own own_counts"),
         ("own_stride", c_int64),
     ]
 
@@ -76,7 +76,7 @@ class Wanted(Structure):
     _fields_ = [
         ("logit_rows", c_void_p),
         ("logit_count", c_int64),
-        *_fields(c_void_p, "logits best hidden taps"),
+        *_fields(c_void_p, "logits best peaks hidden taps"),
         ("tap_count", c_int64),
         ("features", c_void_p),
     ]

@@ -63,6 +63,45 @@ def test_prefill_in_any_chunks_on_any_threads(isa: str, fmt: str) -> None:
         np.testing.assert_array_equal(causal(three.model, ids, store(), slots, cuts), alone)
 
 
+def test_parents_say_the_same_as_a_mask(isa: str) -> None:
+    it, rng = toy(isa, 2), np.random.default_rng(6)
+    prompt, nodes, asking = 61, 24, 9  # as in drafting, the last rows ask and the others were written before
+    slots = rng.permutation(SLOTS).astype(np.int64)
+    ids = rng.integers(0, V, prompt + nodes)
+    parents = np.array([-1, *(int(rng.integers(-1, r)) for r in range(1, nodes))], np.int32)
+    visible = np.eye(nodes, dtype=bool)
+    for r in range(nodes):
+        if parents[r] >= 0:
+            visible[r] |= visible[parents[r]]
+    node_slots = slots[prompt : prompt + nodes]
+    found = []
+    for tail in ({"visible": visible}, {"parents": parents}):
+        shared = store()
+        causal(it.model, ids[:prompt], shared, slots)
+        for first in (0, nodes - asking):
+            at = slice(first, nodes)
+            view = {key: value[at] if key == "visible" else value for key, value in tail.items()}
+            got = it.model.forward(
+                ids[prompt:][at], prompt - 1 + visible.sum(1)[at], node_slots[at],
+                View(slots[:prompt], node_slots, **view), shared, logit_rows=range(nodes - first),
+            )  # fmt: skip
+            found.append(got.logits.copy())
+    np.testing.assert_array_equal(found[2], found[0])
+    np.testing.assert_array_equal(found[3], found[1])
+
+
+def test_peaks_are_the_largest_logits_and_nan_where_a_row_is_not_finite(isa: str) -> None:
+    it, m = toy(isa, 2), 5
+    ids, slots = np.arange(m), np.arange(m)
+    view, at = View(slots[:0], slots), store()
+    out = it.model.forward(ids, slots, slots, view, at, logit_rows=range(m), best=True)
+    np.testing.assert_array_equal(out.best, out.logits.argmax(1))
+    np.testing.assert_array_equal(out.peaks, out.logits.max(1))
+    it.model.vector("final_norm", np.full(it.final_norm.shape, np.inf, np.float32))
+    spoilt = it.model.forward(ids, slots, slots, view, at, logit_rows=range(m), best=True)
+    assert np.isnan(spoilt.peaks).all()
+
+
 def test_a_tree_gives_the_logits_and_features_of_plain_decoding(isa: str) -> None:
     it = toy(isa, 2)
     rng = np.random.default_rng(4)

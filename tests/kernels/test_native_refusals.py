@@ -19,15 +19,15 @@ pytestmark = needs_native
 
 GOOD: dict[str, Any] = {
     "ids": np.array([1, 2]), "positions": np.array([0, 1]), "slots": np.array([3, 4]),
-    "prefix": np.zeros(0, np.int64), "tree": np.array([3, 4]), "visible": None, "logit_rows": np.array([1]),
-    "taps": np.array([0, 1, 2]),
+    "prefix": np.zeros(0, np.int64), "tree": np.array([3, 4]), "visible": None, "parents": None,
+    "logit_rows": np.array([1]), "taps": np.array([0, 1, 2]),
 }  # fmt: skip
 
 
 def run(model: Model, **changed: Any) -> None:
     it = {**GOOD, **changed}
     model.forward(
-        it["ids"], it["positions"], it["slots"], View(it["prefix"], it["tree"], it["visible"]),
+        it["ids"], it["positions"], it["slots"], View(it["prefix"], it["tree"], it["visible"], it["parents"]),
         store(), logit_rows=it["logit_rows"], taps=it["taps"],
     )  # fmt: skip
 
@@ -44,6 +44,10 @@ def run(model: Model, **changed: Any) -> None:
         ({"tree": np.array([3])}, "tree_count"),
         ({"visible": np.array([[1, 0], [0, 0]], bool)}, "row 1 reads nothing"),
         ({"visible": np.ones((1, 2), bool)}, "visible"),
+        ({"parents": np.array([-1, 1], np.int32)}, "parents is 1, outside -1..0"),
+        ({"parents": np.array([-2, -1], np.int32)}, "parents is -2"),
+        ({"parents": np.array([-1], np.int32)}, "parents. has 1 entries for 2 slots"),
+        ({"parents": np.array([-1, 0])}, "int32"),
         ({"logit_rows": np.array([2])}, r"logit_rows\[0\]"),
         ({"taps": np.array([9])}, r"taps\[0\] is 9, outside 0\.\.3"),
         ({"ids": np.array([1, 2], np.int32)}, "int64"),

@@ -128,6 +128,7 @@ int te_forward(te_model* model, const te_pass* pass, const te_kv* kv, const te_w
     if (w->logit_count > 0) need(w->logit_rows, "logit_rows");
     need_range(w->logit_rows, w->logit_count, pass->rows, "logit_rows");
     if (w->best && !w->logits) refuse("`best` needs `logits`");
+    if (w->peaks && !w->best) refuse("`peaks` needs `best`");
     need_between(w->tap_count, 0, 64, "tap_count");
     if (w->tap_count > 0) {
       need(w->taps, "taps");
@@ -139,6 +140,7 @@ int te_forward(te_model* model, const te_pass* pass, const te_kv* kv, const te_w
     wanted.logit_count = w->logit_count;
     wanted.logits = w->logits;
     wanted.best = w->best;
+    wanted.peaks = w->peaks;
     wanted.hidden = w->hidden;
     wanted.taps = w->taps;
     wanted.tap_count = w->tap_count;

@@ -186,19 +186,25 @@ Pass checked_pass(const te_pass* pass, const te_kv* kv, Workspace& space, int64_
   need_range(pass->prefix, pass->prefix_count, kv->slots, "prefix");
   if (pass->tree_count > 0) need(pass->tree, "tree");
   need_range(pass->tree, pass->tree_count, kv->slots, "tree");
-  if (!pass->visible && pass->tree_count > 0 && pass->tree_count != pass->rows)
+  if (pass->parents) {
+    need(pass->parents, "parents");
+    need_between(pass->tree_count, pass->rows, space.max_rows, "tree_count");
+    for (int64_t r = 0; r < pass->tree_count; ++r) need_between(pass->parents[r], -1, r - 1, "parents");
+  } else if (!pass->visible && pass->tree_count > 0 && pass->tree_count != pass->rows) {
     refuse("without `visible`, tree_count (%lld) must equal rows (%lld)", static_cast<long long>(pass->tree_count),
            static_cast<long long>(pass->rows));
+  }
   Pass ours;
   ours.rows = pass->rows;
   ours.ids = pass->ids;
   ours.positions = pass->positions;
   ours.slots = pass->slots;
-  if (pass->own) {
+  if (pass->own)
     ours.reads = checked_lists(pass, kv->slots);
-  } else {
-    list_reads(space, pass->rows, pass->prefix, pass->prefix_count, pass->tree, pass->tree_count, pass->visible, ours.reads);
-  }
+  else if (pass->parents)
+    ours.reads = list_ancestors(space, pass->rows, pass->prefix, pass->prefix_count, pass->tree, pass->tree_count, pass->parents);
+  else
+    ours.reads = list_visible(space, pass->rows, pass->prefix, pass->prefix_count, pass->tree, pass->tree_count, pass->visible);
   for (int64_t r = 0; r < pass->rows; ++r)
     if (ours.reads.length(r) == 0) refuse("row %lld reads nothing", static_cast<long long>(r));
   return ours;

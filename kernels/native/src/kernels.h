@@ -59,9 +59,9 @@ struct Kernels {
   // query rows [row0, row1) of one kv head, all of its query heads
   void (*attend)(const AttentionJob& job, int64_t row0, int64_t row1, int64_t kv_head, void* scratch);
   int64_t (*attend_scratch)(const AttentionShape& shape, int64_t rows);
-  // the k largest of x, descending, the lower index first among equals; k <= n
-  void (*largest)(const float* x, int64_t n, int64_t k, float* values, int64_t* indices);
-  // the same of log_softmax(x)
+  // the largest of x and its index, the lower one among equals; value NaN where one of x is not finite
+  void (*peak_of)(const float* x, int64_t n, float* value, int64_t* index);
+  // the k largest of log_softmax(x), descending, the lower index first among equals; k <= n
   void (*log_softmax_top)(const float* x, int64_t n, int64_t k, float* values, int64_t* indices);
 };
 

@@ -23,8 +23,8 @@ Workspace::Workspace(const LayerShape& shape, const Kernels& kernels, int thread
   }
 }
 
-void list_reads(Workspace& space, int64_t rows, const int64_t* prefix, int64_t prefix_count, const int64_t* tree,
-                int64_t count, const uint8_t* visible, ReadingLists& reads) {
+ReadingLists list_visible(Workspace& space, int64_t rows, const int64_t* prefix, int64_t prefix_count, const int64_t* tree,
+                          int64_t count, const uint8_t* visible) {
   for (int64_t m = 0; m < rows; ++m) {
     int32_t* list = space.own.data() + m * space.max_rows;
     int32_t n = 0;
@@ -32,7 +32,19 @@ void list_reads(Workspace& space, int64_t rows, const int64_t* prefix, int64_t p
       if (visible ? visible[m * count + r] != 0 : r <= m) list[n++] = static_cast<int32_t>(tree[r]);
     space.own_count.data()[m] = n;
   }
-  reads = {prefix, prefix_count, space.own.data(), space.own_count.data(), space.max_rows};
+  return {prefix, prefix_count, space.own.data(), space.own_count.data(), space.max_rows};
+}
+
+ReadingLists list_ancestors(Workspace& space, int64_t rows, const int64_t* prefix, int64_t prefix_count,
+                            const int64_t* tree, int64_t count, const int32_t* parents) {
+  for (int64_t m = 0; m < rows; ++m) {
+    int32_t* list = space.own.data() + m * space.max_rows;
+    int32_t n = 0;
+    for (int32_t r = static_cast<int32_t>(count - rows + m); r >= 0; r = parents[r]) list[n++] = static_cast<int32_t>(tree[r]);
+    std::reverse(list, list + n);
+    space.own_count.data()[m] = n;
+  }
+  return {prefix, prefix_count, space.own.data(), space.own_count.data(), space.max_rows};
 }
 
 void Worker::project(const Weight& w, const Activations& a, int64_t rows, const float* bias, float* out, int64_t ldo,

@@ -141,8 +141,10 @@ class Worker {
   Workspace& space_;
 };
 
-// Fills space.own and reads: row m reads tree[r] where visible[m * count + r]; visible null means r <= m.
-void list_reads(Workspace& space, int64_t rows, const int64_t* prefix, int64_t prefix_count, const int64_t* tree,
-                int64_t count, const uint8_t* visible, ReadingLists& reads);
+// Lists in space.own what the rows read of `tree`, [count] slots. They follow `prefix` in reading order.
+ReadingLists list_visible(Workspace& space, int64_t rows, const int64_t* prefix, int64_t prefix_count, const int64_t* tree,
+                          int64_t count, const uint8_t* visible);  // tree[r] where visible[m * count + r]; null: r <= m
+ReadingLists list_ancestors(Workspace& space, int64_t rows, const int64_t* prefix, int64_t prefix_count,
+                            const int64_t* tree, int64_t count, const int32_t* parents);  // see te_pass
 
 }  // namespace te

@@ -99,14 +99,19 @@ void store_bf16(const float* x, int64_t n, uint16_t* out) {
   for (int64_t i = 0; i < n; i += S::kLanes) S::store_bf16(out + i, S::load(x + i));
 }
 
-// Keeps the k largest in order while scanning; whole vectors below the smallest kept are skipped.
+// Keeps the k largest in order while scanning; groups of four vectors below the smallest kept are skipped.
 template <class S>
 void largest(const float* x, int64_t n, int64_t k, float* values, int64_t* indices) {
+  constexpr int64_t kGroup = 4 * S::kLanes;
   int64_t kept = 0;
-  for (int64_t i = 0; i < n; i += S::kLanes) {
-    const bool whole = i + S::kLanes <= n;
-    if (whole && kept == k && S::max_lane(S::load(x + i)) <= values[k - 1]) continue;
-    const int64_t end = whole ? i + S::kLanes : n;
+  for (int64_t i = 0; i < n; i += kGroup) {
+    const bool whole = i + kGroup <= n;
+    if (whole && kept == k) {
+      const typename S::F low = S::max(S::load(x + i), S::load(x + i + S::kLanes));
+      const typename S::F high = S::max(S::load(x + i + 2 * S::kLanes), S::load(x + i + 3 * S::kLanes));
+      if (S::max_lane(S::max(low, high)) <= values[k - 1]) continue;
+    }
+    const int64_t end = whole ? i + kGroup : n;
     for (int64_t j = i; j < end; ++j) {
       if (kept == k && !(x[j] > values[k - 1])) continue;
       int64_t at = kept < k ? kept++ : k - 1;
@@ -118,6 +123,18 @@ void largest(const float* x, int64_t n, int64_t k, float* values, int64_t* indic
       indices[at] = j;
     }
   }
+}
+
+// The largest of x and where it is, the lower index among equals; NaN where one of x is not finite.
+template <class S>
+void peak_of(const float* x, int64_t n, float* value, int64_t* index) {
+  largest<S>(x, n, 1, value, index);
+  typename S::F spoilt = S::zero();  // zero times what is not finite is NaN, and stays
+  int64_t i = 0;
+  for (; i + S::kLanes <= n; i += S::kLanes) spoilt = S::fma(S::load(x + i), S::zero(), spoilt);
+  float total = S::sum(spoilt);
+  for (; i < n; ++i) total += x[i] * 0.0f;
+  if (total != 0.0f) *value = __builtin_nanf("");
 }
 
 template <class S>

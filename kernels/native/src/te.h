@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define TE_VERSION 2
+#define TE_VERSION 3
 
 enum { TE_Q8 = 0, TE_Q4_0 = 1, TE_Q4_1 = 2 };                  /* weight formats, blocks of 32 */
 enum { TE_FROM_FLOAT = 0, TE_FROM_GGUF = 1 };                  /* fp32 rows to quantise; GGUF blocks of that format */
@@ -46,10 +46,13 @@ typedef struct {
   int32_t norm_before_residual, norm_output;
 } te_head_config;
 
-/* Row m reads prefix[0..prefix_count), then tree[r] for every r with visible[m * tree_count + r] != 0, in that order.
- * visible null: r <= m (a causal chunk, tree_count = rows). A row normally reads its own slot.
- * own not null: rows of separate sequences. Row m reads prefix, then own[m * own_stride + i] for i < own_counts[m]; tree
- * and visible are not looked at. */
+/* Row m reads prefix[0..prefix_count), then what is its own, in the order of the lists. The first of these that is not
+ * null says what that is:
+ * own: rows of separate sequences: own[m * own_stride + i] for i < own_counts[m].
+ * parents: the last `rows` entries of tree are the rows of this pass; row m reads its ancestors, then itself. The parent
+ *   of tree[r] is tree[parents[r]], parents[r] < r, or none where parents[r] is -1.
+ * visible: tree[r] for every r with visible[m * tree_count + r] != 0. A row normally reads its own slot.
+ * Without any of them: tree[r] for r <= m (a causal chunk, tree_count = rows). */
 typedef struct {
   int64_t rows;
   const int64_t* ids;
@@ -60,6 +63,7 @@ typedef struct {
   const int64_t* tree;
   int64_t tree_count;
   const uint8_t* visible;
+  const int32_t* parents;     /* [tree_count] or null */
   const int32_t* own;         /* [rows, own_stride] slots or null */
   const int32_t* own_counts;  /* [rows], each at most own_stride */
   int64_t own_stride;
@@ -75,6 +79,7 @@ typedef struct {
   const int64_t* logit_rows; int64_t logit_count;
   float* logits;    /* [logit_count, vocabulary] or null */
   int64_t* best;    /* [logit_count] argmax or null (needs logits) */
+  float* peaks;     /* [logit_count] the logit at `best`, NaN where one of the row is not finite; null without `best` */
   float* hidden;    /* [logit_count, hidden] after the final norm, or null */
   const int64_t* taps; int64_t tap_count;  /* 0 = embeddings, l = residual stream entering layer l, layers = after the final norm */
   float* features;  /* [rows, tap_count * hidden] or null */
