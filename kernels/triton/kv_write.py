@@ -41,7 +41,8 @@ def _put(
     tl.store(target + half, high.to(pool.dtype.element_ty), mask=j < half)
 
 
-@triton.jit
+# positions and slots are parts of longer tensors, wherever these may begin: no second kernel for every other one
+@triton.jit(do_not_specialize_on_alignment=("positions", "slots"))
 def write_kernel(
     qkv: tl.tensor,  # [M, heads + 2 kv_heads, head_dim]; without rotation [M, 2 kv_heads, head_dim]
     cos: tl.tensor,  # [positions, half] float32
@@ -135,6 +136,7 @@ def write_launch(
     assert pool.keys.is_contiguous()
     assert pool.values.is_contiguous()
     assert slots.stride(0) == 1
+    assert rotation is None or rotation.positions.stride(0) == 1
     assert norm is None or norm.weight.is_contiguous()
     unused = pool.keys  # a pointer that is never followed
     scales = pool.scales

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +15,7 @@ import triton.language as tl
 from treeeagle_edge.kernels.triton.availability import interpreting
 
 _TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+_counters: list[Counter[str]] = []  # of those who count at the moment
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,20 @@ class Launch:
 
     def run(self) -> None:
         """Start it on the current stream; nothing waits for its end."""
+        for counter in _counters:
+            counter[self.kernel.__name__] += 1
         self.kernel[self.grid](**self.arguments, **self.options)
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Counts launches by the kernel's name while the block runs; a replay of a CUDA graph launches nothing anew."""
+    counter: Counter[str] = Counter()
+    _counters.append(counter)
+    try:
+        yield counter
+    finally:
+        _counters.remove(counter)
 
 
 def operand_dtype(dtype: torch.dtype) -> tl.dtype:

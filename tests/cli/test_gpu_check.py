@@ -6,19 +6,20 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from triton_cases import interpreter_problem
 
 from treeeagle_edge.cli.app import main
 from treeeagle_edge.gpu_check import PLAN
 
 RUN = [sys.executable, "-P", "-m", "treeeagle_edge.cli.app", "gpu-check", "--size", "test", "--minutes", "30"]
 NOT_HERE = "not on this device"
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+_REASON = interpreter_problem()
+needs_the_interpreter = pytest.mark.skipif(_REASON is not None, reason=str(_REASON))
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> tuple[dict[str, Any], str]:
@@ -66,7 +67,7 @@ def test_all_of_it_runs_on_a_cpu_and_says_what_needs_a_card(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@needs_triton
+@needs_the_interpreter
 def test_its_triton_parts_run_under_the_interpreter(tmp_path: Path) -> None:
     """Parity, attention, products and every kernel, in a process of its own as Triton's other tests."""
     sections = "bandwidth,kernels,parity,attention,linears,passes"

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import importlib.util
+from importlib.metadata import version
+
 import pytest
 import torch
 from torch import Tensor
 
-from treeeagle_edge.kernels.triton.availability import problem
+from treeeagle_edge.kernels.triton.availability import interpreting, problem
 from treeeagle_edge.kernels.view import AttentionView
 
 REASON = "no CUDA device; test_triton_interpreted.py runs these on the CPU, in a process of their own"
 needs_triton = pytest.mark.skipif(problem() is not None, reason=REASON)
+
+
+def interpreter_problem() -> str | None:
+    """Why Triton's interpreter cannot run here; None where it can. Compiled kernels do not meet this.
+
+    Triton 3.6 takes an array of one element for the bound of a loop, which NumPy 2.4 no longer converts to a number;
+    Triton 3.7 does not.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    triton, numpy = (tuple(map(int, version(name).split(".")[:2])) for name in ("triton", "numpy"))
+    if triton < (3, 7) and numpy >= (2, 4):
+        return "the interpreter of Triton 3.6 needs NumPy below 2.4; Triton 3.7 takes any"
+    return None
+
+
+if interpreting() and (_reason := interpreter_problem()) is not None:
+    pytest.skip(_reason, allow_module_level=True)
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 # The interpreter cuts bf16 off where hardware rounds, and sums differ in their order: two roundings of the result.

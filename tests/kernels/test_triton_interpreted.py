@@ -5,22 +5,23 @@ In a process of their own: Triton has to be imported as an interpreter, and othe
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from triton_cases import interpreter_problem
 
-SUBJECTS = ("attention", "write", "rowwise", "matmul", "dispatch")
+SUBJECTS = ("attention", "write", "rowwise", "matmul", "dispatch", "model")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif("TRITON_INTERPRET" in os.environ, reason="this run is interpreted itself")
 def test_the_kernel_tests_pass_under_the_interpreter(repository: Path) -> None:
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("triton is not installed")
+    reason = interpreter_problem()
+    if reason is not None:
+        pytest.skip(reason)
     files = [f"tests/kernels/test_triton_{subject}.py" for subject in SUBJECTS]
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
     # what all backends have in common holds for one more; this one draws many cases to compare the other two

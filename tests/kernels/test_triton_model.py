@@ -1,0 +1,127 @@
+"""Target and head on the Triton kernels give what they give on the reference, and an engine the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from target_passes import in_pieces
+from tiny_models import CONFIG, RandomCheckpoint, tiny_engine, tiny_head
+from torch import Tensor
+from triton_cases import DEVICE, TOLERANCE, needs_triton
+
+from treeeagle_edge.head import Head, HeadOutput
+from treeeagle_edge.kernels import dispatch
+from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.sampling_params import SamplingParams
+from treeeagle_edge.target import Target, load_target
+
+pytest.importorskip("triton")
+from treeeagle_edge.kernels.triton import launch
+
+pytestmark = needs_triton
+TAPS = (0, 2, 3, 6)
+LAYERS = CONFIG.num_layers
+QWEN3 = replace(CONFIG, family="qwen3", qk_norm=True, residual_scale=0.7, embedding_scale=1.5)
+IDS = torch.arange(11) * 7 % CONFIG.vocab_size
+
+
+@pytest.fixture(autouse=True)
+def _reference_afterwards() -> Iterator[None]:
+    yield
+    dispatch.leave_out(())
+    dispatch.set_backend("reference")
+
+
+def loaded(config: ModelConfig, bits: int) -> Target:
+    return load_target(RandomCheckpoint(config, seed=3), bits=bits, context=64, device=DEVICE)
+
+
+def relative_error(ours: Tensor, expected: Tensor) -> float:
+    return float((ours.float() - expected.float()).abs().max() / expected.float().abs().max())
+
+
+@pytest.mark.parametrize(("config", "bits", "piece"), [(CONFIG, 32, 5), (QWEN3, 32, 11), (QWEN3, 16, 5)])
+def test_a_target_gives_the_logits_and_features_of_the_reference(
+    config: ModelConfig, bits: int, piece: int
+) -> None:
+    """All rows at once, several, and the last alone; with the norm of each head and the scales of its family."""
+    target = loaded(config, bits)
+    expected = in_pieces(target, IDS, piece, taps=TAPS)
+    with dispatch.use_backend("triton"):
+        ours = in_pieces(target, IDS, piece, taps=TAPS)
+    for mine, theirs in zip(ours, expected, strict=True):
+        # six layers of roundings on the way
+        assert relative_error(mine, theirs) < 6 * TOLERANCE[target.dtype]
+
+
+def drafted(head: Head) -> tuple[HeadOutput, HeadOutput]:
+    """A prompt of nine rows, then a level of three."""
+    generator = torch.Generator().manual_seed(2)
+    features = torch.randn(9, 3 * CONFIG.hidden_size, generator=generator)
+    slots = torch.randperm(40, generator=generator)[:12]
+    prompt, causal = torch.arange(9), torch.ones(9, 9, dtype=torch.bool).tril()
+    first = head.extend(features, prompt, prompt, slots[:9], AttentionView(slots[:0], slots[:9], causal), 40)
+    view = AttentionView(slots[:9], slots[9:], torch.eye(3, dtype=torch.bool))
+    parents, tokens = first.hidden.expand(3, -1).contiguous(), torch.tensor([4, 5, 6])
+    before = parents.clone()
+    level = head.step(parents, tokens, torch.full((3,), 9), slots[9:], view, 40)
+    assert torch.equal(parents, before)
+    return first, level
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="the tiny head is made on the CPU")
+@pytest.mark.parametrize(("before_residual", "norm_output"), [(False, False), (True, True)])
+def test_a_head_gives_the_scores_of_the_reference(before_residual: bool, norm_output: bool) -> None:
+    head = tiny_head(loaded(CONFIG, 32), slots=40)
+    head.config = replace(head.config, norm_before_residual=before_residual, norm_output=norm_output)
+    expected = drafted(head)
+    with dispatch.use_backend("triton"):
+        ours = drafted(head)
+    for mine, theirs in zip(ours, expected, strict=True):
+        assert torch.equal(mine.ids[:, :5], theirs.ids[:, :5])
+        assert relative_error(mine.log_probs, theirs.log_probs) < 4 * TOLERANCE[torch.float32]
+        assert relative_error(mine.hidden, theirs.hidden) < 4 * TOLERANCE[torch.float32]
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="the tiny engine is made on the CPU")
+def test_an_engine_says_the_same_with_and_without_a_tree() -> None:
+    engine, prompt = tiny_engine(), [3, 1, 4, 1, 5, 9, 2, 6]
+    greedy = SamplingParams(temperature=0.0, max_tokens=8)
+
+    def answer(speculate: bool) -> list[int]:
+        return [token for one in engine.generate(prompt, greedy, speculate=speculate) for token in one.ids]
+
+    expected = answer(False)
+    assert len(set(expected)) > 3
+    with dispatch.use_backend("triton"):
+        assert answer(False) == expected and answer(True) == expected
+
+
+def launches(target: Target) -> dict[str, int]:
+    with dispatch.use_backend("triton"), launch.counted() as counter:
+        in_pieces(target, IDS, 11)
+    return dict(counter)
+
+
+def test_a_pass_launches_each_kernel_once_a_layer_and_what_is_left_out_not_at_all() -> None:
+    target = loaded(CONFIG, 32)
+    whole = {
+        "ancestor_table_kernel": 1,
+        "ancestors_kernel": LAYERS,
+        "write_kernel": LAYERS,
+        "rms_norm_kernel": 2 * LAYERS + 1,
+        "silu_gate_kernel": LAYERS,
+    }
+    assert launches(target) == whole
+    dispatch.leave_out({"silu_gate", "add_rms_norm"})
+    del whole["silu_gate_kernel"]
+    assert launches(target) == {**whole, "rms_norm_kernel": 1}
+    dispatch.leave_out(dispatch.OPERATIONS)
+    assert launches(target) == {}
+    expected = in_pieces(target, IDS, 11)[0]
+    with dispatch.use_backend("triton"):
+        assert torch.equal(in_pieces(target, IDS, 11)[0], expected)
