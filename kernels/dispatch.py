@@ -94,9 +94,9 @@ def current_backend() -> str:
     return _dispatcher.name
 
 
-def serving() -> dict[str, str]:
-    """Operation -> name of the backend that computes it now."""
-    return {operation: _dispatcher.serving(operation) for operation in OPERATIONS}
+def serving(operation: str) -> str:
+    """Name of the backend that computes `operation`, one of `OPERATIONS`, now."""
+    return _dispatcher.serving(operation)
 
 
 def set_backend(name: str) -> None:
@@ -183,6 +183,6 @@ def matmul_4bit(
 ) -> Tensor:
     """[M, out]: rows times a weight in the layout of bitsandbytes. See `triton.reference.matmul_4bit`.
 
-    Who holds such a weight asks `serving()` first: bitsandbytes is the better reference, where it is at hand.
+    Who holds such a weight asks `serving` first: where the answer is the reference, bitsandbytes is the faster one.
     """
     return _dispatcher.chosen("matmul_4bit")(x, packed, absmax, code, bias)

@@ -1,14 +1,15 @@
 """Matrix products with stored weights at 4, 8, 16 or 32 bits, behind one factory.
 
 On the CPU 8 bits is PyTorch's weight-only int8 product and 4 bits the NF4 of bitsandbytes (QLoRA, arXiv 2305.14314);
-on CUDA both are bitsandbytes, at 8 bits its product of integers alone. It is imported only where it is used.
+on CUDA both are bitsandbytes, at 8 bits its product of integers alone. It is imported only where it is used. At 4 bits
+a product of our own may stand in for it on CUDA.
 """
 
 from __future__ import annotations
 
 import logging
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +17,10 @@ from torch import Tensor
 
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.int8_rows import int8_product, quantise_rows
+from treeeagle_edge.kernels import dispatch
+from treeeagle_edge.kernels.triton.fallback import installed_rule, reads_less_than_bitsandbytes
+from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE
 
-_NF4_BLOCK = 64  # weights that share one scale
 _NF4_CPU_ROWS = 32  # output channels that the fused CPU product takes at a time
 
 
@@ -81,8 +84,44 @@ class Int8Linear:
         return y if self.bias is None else y.add_(self.bias)
 
 
-class Nf4Linear:
-    """NF4 weights in blocks of 64 with fp32 scales, through bitsandbytes, on the CPU or a CUDA device."""
+class PackedLinear:
+    """A weight that bitsandbytes packed to 4 bits, with fp32 scales that are not nested.
+
+    bitsandbytes multiplies. Where Triton's kernels are in force, our product stands in for it at those numbers of rows
+    at which it would unpack the whole weight; the results differ by the order of the sums.
+    """
+
+    def __init__(self, weight: Tensor, state: Any, bias: Tensor | None) -> None:
+        """weight: packed bytes; state: their `QuantState`; bias [out] or None, in the dtype of products."""
+        self.weight = weight
+        self.state = state
+        self.bias = bias
+        self._product = bitsandbytes_module().matmul_4bit
+        readable = state.blocksize == BLOCK_SIZE and not self.is_fused
+        self._rule = installed_rule() if readable else None
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the weight was repacked for the fused product of CPUs with bf16."""
+        return bool(getattr(self.state, "packing_format_for_cpu", False))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.weight.nbytes + self.state.absmax.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[M, in] -> [M, out] in the dtype of x."""
+        if self._rule is not None and dispatch.serving("matmul_4bit") == dispatch.TRITON:
+            out_size, _ = self.state.shape
+            if reads_less_than_bitsandbytes(x, out_size, self._rule):
+                return dispatch.matmul_4bit(x, self.weight, self.state.absmax, self.state.code, self.bias)
+        y = self._product(x, self.weight, quant_state=self.state)
+        return y if self.bias is None else y.add_(self.bias)
+
+
+class Nf4Linear(PackedLinear):
+    """NF4 weights in blocks of 64, on the CPU or a CUDA device."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device, dtype: torch.dtype) -> None:
         """Quantise weight [out, in] and move it to `device`; products run in `dtype`."""
@@ -103,32 +142,15 @@ class Nf4Linear:
             requires_grad=False,
             quant_type="nf4",
             compress_statistics=False,
-            blocksize=_NF4_BLOCK,
+            blocksize=BLOCK_SIZE,
         )
         layer = layer.to(device).eval()
-        repackable = out_size % _NF4_CPU_ROWS == 0 and in_size % _NF4_BLOCK == 0
+        repackable = out_size % _NF4_CPU_ROWS == 0 and in_size % BLOCK_SIZE == 0
         if device.type == "cpu" and repackable:
             # the first call repacks the weight for the fused product where the CPU has it
             layer(torch.zeros(1, in_size, dtype=dtype))
-        self.weight = layer.weight.data
-        self.state = layer.weight.quant_state
-        self.bias = None if bias is None else bias.to(device=device, dtype=dtype)
-        self._product = bnb.matmul_4bit
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether the weight was repacked for the fused product of CPUs with bf16."""
-        return bool(getattr(self.state, "packing_format_for_cpu", False))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self.weight.nbytes + self.state.absmax.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[M, in] -> [M, out] in the dtype of x."""
-        y = self._product(x, self.weight, quant_state=self.state)
-        return y if self.bias is None else y.add_(self.bias)
+        moved = None if bias is None else bias.to(device=device, dtype=dtype)
+        super().__init__(layer.weight.data, layer.weight.quant_state, moved)
 
 
 class CudaInt8Linear:

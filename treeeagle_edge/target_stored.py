@@ -10,10 +10,10 @@ from torch import Tensor
 from treeeagle_edge.checkpoint_bnb import Stored4bit, StoredInt8, StoredMatrix
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.int8_rows import LARGEST, int8_product
-from treeeagle_edge.linear import Linear, bitsandbytes_module, make_linear
+from treeeagle_edge.linear import Linear, PackedLinear, bitsandbytes_module, make_linear
 
 
-class Stored4bitLinear:
+class Stored4bitLinear(PackedLinear):
     """NF4 or FP4 codes with fp32 scales.
 
     On the CPU they are not repacked for the fused product, which would round the scales to bf16.
@@ -33,8 +33,7 @@ class Stored4bitLinear:
                 f"a 4-bit matrix maps its codes to other values than {matrix.kind}",
                 "use the unquantised repository of the model and --bits 4",
             )
-        self.weight = matrix.codes.to(device).view(-1, 1)
-        self.state = bnb.functional.QuantState(
+        state = bnb.functional.QuantState(
             absmax=matrix.absmax.to(device),
             shape=torch.Size(matrix.shape),
             code=matrix.quant_map.to(device),
@@ -42,18 +41,8 @@ class Stored4bitLinear:
             quant_type=matrix.kind,
             dtype=dtype,
         )
-        self.bias = None if bias is None else bias.to(device=device, dtype=dtype)
-        self._product = bnb.matmul_4bit
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self.weight.nbytes + self.state.absmax.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[M, in] -> [M, out] in the dtype of x."""
-        y = self._product(x, self.weight, quant_state=self.state)
-        return y if self.bias is None else y.add_(self.bias)
+        moved = None if bias is None else bias.to(device=device, dtype=dtype)
+        super().__init__(matrix.codes.to(device).view(-1, 1), state, moved)
 
 
 class StoredInt8Linear:

@@ -16,8 +16,8 @@ FusedRule = Callable[[int, torch.dtype, int, int, int], bool]
 def reads_less_than_bitsandbytes(x: Tensor, out_size: int, rule: FusedRule | None = None) -> bool:
     """Whether bitsandbytes would unpack the whole weight [out_size, in] for `x` [M, in], and our product would not.
 
-    Bytes, not seconds: which of the two is faster is for a measurement on the card to say. `rule` replaces the one
-    of the bitsandbytes that is installed.
+    Bytes, not seconds: which of the two is faster is for a measurement on the card to say. `rule`: that of the
+    bitsandbytes that is installed, looked up here where it is not given.
     """
     rows, in_size = x.shape
     if not MIN_ROWS <= rows <= MAX_ROWS or in_size % BLOCK_SIZE:

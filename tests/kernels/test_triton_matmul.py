@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
 from triton_cases import DEVICE, TOLERANCE, needs_triton, normal
 
+from treeeagle_edge import linear
+from treeeagle_edge.checkpoint_bnb import Stored4bit
+from treeeagle_edge.kernels import dispatch
 from treeeagle_edge.kernels.triton import fallback, reference
+from treeeagle_edge.linear import Nf4Linear, PackedLinear
+from treeeagle_edge.target_stored import Stored4bitLinear
 
 pytest.importorskip("triton")
+from treeeagle_edge.kernels.triton import launch
 from treeeagle_edge.kernels.triton.matmul_4bit import matmul_4bit
 
 pytestmark = needs_triton
@@ -83,3 +91,62 @@ def test_stands_in_where_bitsandbytes_would_unpack() -> None:
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="there is a rule to ask")
 def test_without_cuda_there_is_nothing_to_stand_in_for() -> None:
     assert not fallback.reads_less_than_bitsandbytes(torch.zeros(17, 128), 256)
+
+
+@pytest.fixture
+def unpacks_beyond_8(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A bitsandbytes that multiplies packed weights for up to 8 rows; nothing is left out afterwards."""
+    monkeypatch.setattr(linear, "installed_rule", lambda: lambda device, dtype, rows, out, size: rows <= 8)
+    yield
+    dispatch.leave_out(())
+
+
+def a_linear(kind: str, dtype: torch.dtype, *, nested: bool = False) -> PackedLinear:
+    """[40, 192] with a bias; 40 channels are not repacked for the CPU."""
+    bias = normal(40, seed=2)
+    if kind == "quantised here":
+        return Nf4Linear(normal(40, 192, seed=4), bias, DEVICE, dtype)
+    packed, absmax, code, _ = packed_weight(40, 192, kind, nested)
+    matrix = Stored4bit(packed.flatten().cpu(), absmax.cpu(), code.cpu(), 64, kind, (40, 192))
+    return Stored4bitLinear(matrix, bias, DEVICE, dtype)
+
+
+def product_of(layer: PackedLinear, x: Tensor) -> tuple[Tensor, int]:
+    """What it gives with Triton's kernels in force, and how often ours was launched."""
+    with dispatch.use_backend("triton"), launch.counted() as counter:
+        return layer(x), counter["matmul_4bit_kernel"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "nested"), [("quantised here", False), ("nf4", False), ("nf4", True), ("fp4", False)]
+)
+def test_a_linear_is_ours_where_bitsandbytes_would_unpack(
+    kind: str, nested: bool, dtype: torch.dtype, unpacks_beyond_8: None
+) -> None:
+    """Equal to the product of bitsandbytes but for the order of the sums and, at 16 bits, one rounding less."""
+    layer = a_linear(kind, dtype, nested=nested)
+    for rows, launched in ((1, 0), (8, 0), (9, 1), (64, 1), (65, 0)):
+        x = normal(rows, 192, seed=1, dtype=dtype)
+        expected = layer(x)
+        ours, times = product_of(layer, x)
+        assert times == launched and ours.dtype == dtype and ours.shape == (rows, 40)
+        if not launched:
+            assert torch.equal(ours, expected)
+        error = float((ours.float() - expected.float()).abs().max() / expected.float().abs().max())
+        assert error < max(TOLERANCE[dtype], 2e-6)
+
+
+def test_a_linear_stays_with_bitsandbytes_where_ours_is_left_out_or_cannot_read_it(
+    unpacks_beyond_8: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = a_linear("nf4", torch.float32), normal(9, 192, seed=1)
+    assert product_of(layer, x)[1] == 1
+    dispatch.leave_out({"matmul_4bit"})
+    assert product_of(layer, x)[1] == 0
+    dispatch.leave_out(())
+    functional = pytest.importorskip("bitsandbytes.functional")
+    packed, state = functional.quantize_4bit(normal(40, 192, seed=4), blocksize=128, quant_type="nf4")
+    assert product_of(PackedLinear(packed, state, None), x)[1] == 0
+    monkeypatch.setattr(linear, "installed_rule", lambda: None)
+    assert product_of(a_linear("nf4", torch.float32), x)[1] == 0
