@@ -161,7 +161,39 @@ def test_the_path_follows_sources_and_flags(
     (one_file / "only.cpp").write_text(EMPTY_LIBRARY + "// changed\n")
     changed = loader.library_path()
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
-    assert len({before, changed, loader.library_path()}) == 3
+    debug = loader.library_path()
+    monkeypatch.setattr(build, "FAMILIES", build.FAMILIES[:1])
+    assert len({before, changed, debug, loader.library_path()}) == 4
+
+
+X86_ONLY = {
+    "isa_avx2.cpp": "-mavx2",
+    "isa_avx512.cpp": "-mavx512vnni",
+    "isa_avxvnni.cpp": "-mavxvnni",
+}
+ARM_ONLY = {"isa_neon.cpp": "-march=armv8.2-a+dotprod"}
+
+
+@pytest.mark.parametrize(
+    ("machine", "macro", "own"),
+    [
+        ("x86_64", "-DTE_X86", X86_ONLY),
+        ("AMD64", "-DTE_X86", X86_ONLY),
+        ("aarch64", "-DTE_ARM", ARM_ONLY),
+        ("arm64", "-DTE_ARM", ARM_ONLY),
+        ("riscv64", None, {}),
+    ],
+)
+def test_a_machine_compiles_its_own_instruction_sets_with_their_flags(
+    tmp_path: Path, machine: str, macro: str | None, own: dict[str, str]
+) -> None:
+    commands = build.compile_commands("ccache c++", machine, tmp_path)
+    by_name = {f"{path.stem}.cpp": command for path, command in commands.items()}
+    assert {name for name in by_name if name.startswith("isa_")} == {"isa_portable.cpp", *own}
+    for name, command in by_name.items():
+        assert command[:2] == ("ccache", "c++")
+        assert {flag for flag in command if flag.startswith("-D")} == ({macro} if macro else set())
+        assert (own[name] in command) if name in own else not any(f.startswith("-m") for f in command)
 
 
 def build_from(sources: Path, output: Path) -> None:
