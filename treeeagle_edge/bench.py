@@ -167,6 +167,8 @@ def _settings(options: BenchOptions, runtime: Runtime, run: BenchRun) -> dict[st
         "model": runtime.model_name,
         "head": runtime.head_name,
         "bits": runtime.bits,
+        "head_bits": runtime.plan.widths.head if runtime.head_name else None,
+        "lm_head_bits": runtime.plan.widths.lm_head,
         "profile": options.settings.profile,
         "context": runtime.context,
         "tree": asdict(runtime.tree) if runtime.tree is not None else None,

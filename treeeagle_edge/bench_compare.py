@@ -16,6 +16,7 @@ _MUST_MATCH = (
     *("model", "head", "bits", "tree", "max_tokens", "prompts", "turns", "sampling"),
     *("threads", "kernels"),
 )
+_MAY_LACK = ("head_bits", "lm_head_bits")  # held to each other where both documents have them
 
 
 def read_document(path: Path) -> Document:
@@ -67,7 +68,7 @@ def _ratio(new: float | None, old: float | None) -> float | None:
 def _differences(new: Document, old: Document) -> list[str]:
     found = [
         f"{key} {_word(_get(old, 'settings', key))}, now {_word(_get(new, 'settings', key))}"
-        for key in _MUST_MATCH
+        for key in (*_MUST_MATCH, *(name for name in _MAY_LACK if _get(old, "settings", name)))
         if _get(old, "settings", key) != _get(new, "settings", key)
     ]
     devices = _get(old, "environment", "device"), _get(new, "environment", "device")

@@ -166,6 +166,8 @@ def aligned_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left:
 def _heading(document: Document) -> str:
     chosen, environment = document["settings"], document["environment"]
     head = f"head {chosen['head']}" if chosen.get("head") else "no head"
+    if chosen.get("head_bits"):
+        head += f", {chosen['head_bits']}-bit"
     parts = [str(chosen["model"]), f"{chosen['bits']}-bit", head, str(environment["device"])]
     if chosen.get("tree"):
         parts.append(f"tree {TreeShape(**chosen['tree']).label}")

@@ -19,6 +19,7 @@ from treeeagle_edge.kernels.dispatch import add_rms_norm, attention, rms_norm, r
 from treeeagle_edge.kernels.triton.operands import Pool
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.linear import Linear, make_linear
 from treeeagle_edge.rope import RotaryTable
 
 
@@ -32,7 +33,7 @@ class HeadOutput:
 
 
 class Head:
-    """Weights of a head in one dtype, and the KV rows it writes. Its dtype is independent of the target's."""
+    """Weights of a head, and the KV rows it writes. Its dtype and its width are independent of the target's."""
 
     def __init__(
         self,
@@ -43,31 +44,37 @@ class Head:
         context: int,
         dtype: torch.dtype,
         device: torch.device,
+        bits: int = 16,
     ) -> None:
         """`embed` maps [M] ids to the target's [M, H] embeddings, used unless the head brings its own.
 
         `slots` rows of KV are reserved, scratch rows included; `context` sizes the rotary table whatever the
-        head's own max_position says.
+        head's own max_position says. `bits`: 8 and 4 quantise the matrices, whose products then take a `dtype` of 16
+        bits; 16 and 32 keep them in `dtype`. Raises CannotRunError where this machine lacks what the width needs.
         """
 
         def weight(name: str) -> Tensor:
             return checkpoint.tensors[name].to(device=device, dtype=dtype)
+
+        def linear(*names: str) -> Linear:
+            joined = torch.cat([checkpoint.tensors[f"{name}.weight"] for name in names])
+            return make_linear(joined, None, bits=bits, device=device, dtype=dtype)
 
         layer = "layers.0."
         self.config = config = checkpoint.config
         self.dtype = dtype
         self.notes = checkpoint.notes
         self._target_ids = checkpoint.target_ids.to(device)
-        self._fc = weight("fc.weight")
-        self._qkv = torch.cat([weight(f"{layer}self_attn.{p}_proj.weight") for p in "qkv"])
-        self._o = weight(layer + "self_attn.o_proj.weight")
-        self._gate_up = torch.cat([weight(f"{layer}mlp.{p}_proj.weight") for p in ("gate", "up")])
-        self._down = weight(layer + "mlp.down_proj.weight")
+        self._fc = linear("fc")
+        self._qkv = linear(*(f"{layer}self_attn.{p}_proj" for p in "qkv"))
+        self._o = linear(layer + "self_attn.o_proj")
+        self._gate_up = linear(*(f"{layer}mlp.{p}_proj" for p in ("gate", "up")))
+        self._down = linear(layer + "mlp.down_proj")
         self._embedding_norm = weight(layer + "input_layernorm.weight")
         self._hidden_norm = weight(layer + "hidden_norm.weight")
         self._mlp_norm = weight(layer + "post_attention_layernorm.weight")
         self._final_norm = weight("norm.weight")
-        self._lm_head = weight("lm_head.weight")
+        self._lm_head = linear("lm_head")
         own = checkpoint.embedding
         self._own_embedding = None if own is None else own.to(device=device, dtype=dtype)
         self._embed = embed if own is None else self._embed_own
@@ -77,7 +84,7 @@ class Head:
     @property
     def nbytes(self) -> int:
         """Bytes of weights, without the KV rows."""
-        tensors = (
+        parts: tuple[Linear | Tensor | None, ...] = (
             self._fc,
             self._qkv,
             self._o,
@@ -90,8 +97,9 @@ class Head:
             self._final_norm,
             self._own_embedding,
         )
-        return sum(t.nbytes for t in tensors if t is not None)
+        return sum(part.nbytes for part in parts if part is not None)
 
+    @torch.inference_mode()
     def extend(
         self,
         features: Tensor,
@@ -106,10 +114,11 @@ class Head:
         tokens, positions, slots: [M] int64: the token of each row, its rotary position, and the slot its KV goes to.
         top: children wanted; fewer come where the draft vocabulary is smaller.
         """
-        fused = F.linear(features.to(self.dtype), self._fc)
+        fused = self._fc(features.to(self.dtype))
         stream, branch = self._layer(fused, tokens, positions, slots, view)
         return self._score(stream[-1:], branch[-1:], top)
 
+    @torch.inference_mode()
     def step(
         self, hidden: Tensor, tokens: Tensor, positions: Tensor, slots: Tensor, view: AttentionView, top: int
     ) -> HeadOutput:
@@ -125,18 +134,18 @@ class Head:
         embedding = self._norm(self._embed(tokens).to(self.dtype), self._embedding_norm)
         normed = self._norm(hidden, self._hidden_norm)
         wide = torch.cat((embedding, normed), dim=-1)
-        qkv = F.linear(wide, self._qkv).view(len(wide), -1, config.head_dim)
+        qkv = self._qkv(wide).view(len(wide), -1, config.head_dim)
         pool = Pool(self.store.keys[0], self.store.values[0])
         query = rotate_and_write(qkv, self._rope.at(positions), slots, pool, self.dtype)
         mixed = attention(query, pool.keys, pool.values, view).reshape(len(wide), -1)
         stream = normed if config.norm_before_residual else hidden
-        normed = self._add(stream, F.linear(mixed, self._o), self._mlp_norm)
-        return stream, F.linear(silu_gate(F.linear(normed, self._gate_up)), self._down)
+        normed = self._add(stream, self._o(mixed), self._mlp_norm)
+        return stream, self._down(silu_gate(self._gate_up(normed)))
 
     def _score(self, hidden: Tensor, branch: Tensor, top: int) -> HeadOutput:
         """hidden: [R, H], to which `branch` is added in place."""
         final = self._add(hidden, branch, self._final_norm)
-        logits = F.linear(final, self._lm_head).float()
+        logits = self._lm_head(final).float()
         values, ids = logits.topk(min(top, logits.shape[-1]), dim=-1)
         log_probs = values - logits.logsumexp(dim=-1, keepdim=True)
         return HeadOutput(final if self.config.norm_output else hidden, log_probs, self._target_ids[ids])

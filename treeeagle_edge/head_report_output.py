@@ -4,8 +4,8 @@ The object of `-o json`, schema "treeeagle-eval-head/1". Shares and probabilitie
 could not be measured, where no round ran or no node was judged.
 
 - `schema`; `environment` (versions, device and time, as of `treeeagle bench`);
-- `settings`: `model`, `head`, `bits`, `kernels`, `context`, `threads`, `profile`, `depth`, `branching`, `budgets` (a
-  list of numbers of nodes, rising), `max_tokens`, `temperature`, `seed`, `limit`;
+- `settings`: `model`, `head`, `bits`, `head_bits`, `lm_head_bits`, `kernels`, `context`, `threads`, `profile`, `depth`,
+  `branching`, `budgets` (a list of numbers of nodes, rising), `max_tokens`, `temperature`, `seed`, `limit`;
 - `rows`: a list, one object a prompt file or built-in scenario; `summary`: the same keys, over all questions:
   - `name`, `questions` (answered once with each budget);
   - `budgets`: a list in the order of `settings.budgets`, each with
@@ -55,6 +55,8 @@ def build_document(report: HeadReport, options: EvalOptions, runtime: Runtime) -
             "model": runtime.model_name,
             "head": runtime.head_name,
             "bits": runtime.bits,
+            "head_bits": runtime.plan.widths.head,
+            "lm_head_bits": runtime.plan.widths.lm_head,
             "kernels": runtime.kernels,
             "context": runtime.context,
             "threads": options.settings.threads,
@@ -158,7 +160,7 @@ def _heading(document: Document) -> str:
     parts = (
         str(chosen["model"]),
         f"{chosen['bits']}-bit",
-        f"head {chosen['head']}",
+        f"head {chosen['head']}, {chosen['head_bits']}-bit",
         str(document["environment"]["device"]),
         f"depth {chosen['depth']}, branching {chosen['branching']}",
         "greedy" if greedy else f"temperature {chosen['temperature']:g}, seed {chosen['seed']}",

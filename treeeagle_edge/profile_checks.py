@@ -15,8 +15,10 @@ from treeeagle_edge.backend import NATIVE_BITS
 from treeeagle_edge.fetch import DEMO_MODEL
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.paths import cache_dir
-from treeeagle_edge.plan import GB, block_bytes, embedding_bytes, format_gb, head_bytes
+from treeeagle_edge.plan import GB, format_gb
+from treeeagle_edge.plan_bytes import block_bytes, embedding_bytes, head_bytes
 from treeeagle_edge.run_plan import PlannedModel, RunPlan
+from treeeagle_edge.widths import Widths
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 
@@ -182,7 +184,8 @@ def download_bytes(model: PlannedModel) -> int:
     """Bytes still to be fetched before the first run: published weights have 16 bits; 0 where all is on disk."""
     if model.name == DEMO_MODEL.name:
         return 0 if model.on_disk else DEMO_MODEL.wheel_size + DEMO_MODEL.size
-    target = 0 if model.on_disk else block_bytes(model.config, 16) + embedding_bytes(model.config, 16, "cuda")
+    floats = Widths(layers=16, lm_head=16, head=16)
+    target = 0 if model.on_disk else block_bytes(model.config, 16) + embedding_bytes(model.config, floats)
     return target + (head_bytes(model.head, 16) if model.head is not None and not model.head_on_disk else 0)
 
 

@@ -14,6 +14,7 @@ from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.known_models import KNOWN_MODELS
 from treeeagle_edge.plan import GB, format_gb, plan_memory
 from treeeagle_edge.rounds import TreeShape, tree_shape
+from treeeagle_edge.widths import HEAD_BITS, LAYER_BITS, LM_HEAD_BITS
 
 SHIPPED = ("cpu", "gpu-12gb", "gpu-16gb", "gpu-24gb")
 
@@ -31,6 +32,8 @@ class MemoryProfile:
     context: int  # tokens
     tree: TreeShape
     reserve: int  # bytes left to the desktop, the driver and the program itself
+    head_bits: int | None = None  # of the draft head: 4, 8, 16, or None for the usual
+    lm_head_bits: int | None = None  # 8, 16, or None for the usual
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,9 @@ _RULES: Mapping[str, _Rule] = {
     "head": _Rule(
         (str, type(None)), "text, or left out for the head that goes with the model", required=False
     ),
-    "bits": _Rule((int,), "4, 8, 16 or 32", choices=(4, 8, 16, 32)),
+    "bits": _Rule((int,), "4, 8, 16 or 32", choices=LAYER_BITS),
+    "head_bits": _Rule((int,), "4, 8 or 16, or leave it out", choices=HEAD_BITS, required=False),
+    "lm_head_bits": _Rule((int,), "8 or 16, or leave it out", choices=LM_HEAD_BITS, required=False),
     "context": _Rule((int,), "a whole number from 64 to 1048576", 64, 1 << 20),
     "tree": _Rule((dict,), "a block with depth, branching and nodes"),
     "reserve_gb": _Rule((int, float), "a number from 0 to 256", 0, 256),
@@ -112,6 +117,8 @@ def parse_profile(text: str, source: str) -> MemoryProfile:
         context=data["context"],
         tree=tree_shape(**data["tree"]),
         reserve=int(data["reserve_gb"] * GB),
+        head_bits=data.get("head_bits"),
+        lm_head_bits=data.get("lm_head_bits"),
     )
 
 
@@ -186,6 +193,8 @@ def models_that_fit(hardware: Hardware, profile: MemoryProfile, *, native: bool 
             budget=hardware.budget,
             device=hardware.device,
             native=native,
+            head_bits=None if native else profile.head_bits,
+            lm_head_bits=None if native else profile.lm_head_bits,
         )
         if plan.fits:
             found.append((known.head is not None, context, plan.lines[0].nbytes, name))

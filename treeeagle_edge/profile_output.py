@@ -95,6 +95,7 @@ def _plan_json(run: RunPlan) -> dict[str, Any]:
         "head": run.model.head_name,
         "device": run.device,
         "bits": run.bits,
+        "widths": asdict(run.widths),
         "context": run.context,
         "tree": None if run.tree is None else asdict(run.tree),
         "lines": [asdict(line) for line in memory.lines],

@@ -15,14 +15,8 @@ from treeeagle_edge.plan import format_gb
 from treeeagle_edge.profile_checks import FAIL, OK, WARN, Check, download_bytes
 from treeeagle_edge.profile_config import choose_profile
 from treeeagle_edge.profile_speed import Speed, check_speeds, expected_speeds
-from treeeagle_edge.run_plan import (
-    PlannedModel,
-    RunPlan,
-    alternatives,
-    pick_profile,
-    plan_run,
-    planned_model,
-)
+from treeeagle_edge.run_alternatives import alternatives
+from treeeagle_edge.run_plan import PlannedModel, RunPlan, pick_profile, plan_run, planned_model
 from treeeagle_edge.settings import RunSettings
 
 Progress = Callable[[str], None]
@@ -211,8 +205,9 @@ def _cannot(problem: CannotRunError | None, options: tuple[str, ...] = ()) -> Ve
 
 
 def _blocks(check: Check, plan: RunPlan) -> bool:
-    """A layer of another width that fails is no obstacle to this plan."""
-    return check.name == f"{plan.bits}-bit layer" if check.name.endswith("-bit layer") else True
+    """A layer of a width that it does not use is no obstacle to this plan."""
+    used = {plan.bits, plan.widths.lm_head, *([] if plan.model.head is None else [plan.widths.head])}
+    return check.name in {f"{bits}-bit layer" for bits in used} or not check.name.endswith("-bit layer")
 
 
 def _next_command(settings: RunSettings, plan: RunPlan, *, imagined: bool) -> str:
@@ -225,6 +220,8 @@ def _next_command(settings: RunSettings, plan: RunPlan, *, imagined: bool) -> st
     device = None if imagined else settings.device
     given = (
         ("bits", settings.bits),
+        ("head-bits", settings.head_bits),
+        ("lm-head-bits", settings.lm_head_bits),
         ("context", settings.context),
         ("device", device),
         ("profile", settings.profile),

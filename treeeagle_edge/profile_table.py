@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from textwrap import dedent
 
 from treeeagle_edge.hardware import Hardware, imagine_gpu
 from treeeagle_edge.hardware_cpu import Cpu, Ram
 from treeeagle_edge.known_models import KNOWN_MODELS
 from treeeagle_edge.plan import GB, MemoryPlan, format_gb
-from treeeagle_edge.run_plan import PlannedModel, RunPlan, alternatives, pick_profile, plan_run
+from treeeagle_edge.plan_bytes import head_bytes, step_bytes
+from treeeagle_edge.run_alternatives import alternatives
+from treeeagle_edge.run_plan import PlannedModel, RunPlan, pick_profile, plan_run
 from treeeagle_edge.settings import RunSettings
 
 MODELS = (
@@ -49,6 +52,20 @@ _INTRODUCTION = """\
     read and not assumed: `treeeagle profile` says how much that is.
 
     """
+_NARROWER = """\
+
+    ## Narrower heads
+
+    - `--head-bits 8` or `4` stores the draft head in int8 or NF4. It is read once for each level of a tree. What it
+      says decides about speed, never about the text.
+    - `--lm-head-bits 8` stores the model's output matrix in int8. It is read in every step. Its logits are rounded, so
+      that the text may differ from that of 16 bits.
+    - Where lm_head is tied to the embedding (*), look-ups still need the 16 bits, and the int8 matrix is a copy: it
+      costs memory and saves reading.
+
+    GB, with layers at 4 bits and a context of {context:,} or all that the model has.
+
+    """
 _REFUSED = """\
 
     ## What is said where it does not fit
@@ -65,15 +82,25 @@ def plan_page() -> str:
     reserves = ", ".join(f"{_reserve(card)} GB of {size}" for size, card in cards.items())
     lines = [dedent(_INTRODUCTION).format(reserves=reserves, none=NONE)]
     lines += [f"{row}\n" for row in _table(cards)]
+    lines.append(dedent(_NARROWER).format(context=CONTEXTS[1]))
+    lines += [f"{row}\n" for row in _narrower(cards[CARDS[0]])]
     lines.append(dedent(_REFUSED).format(context=CONTEXTS[1], card=CARDS[0]))
     lines += [f"{line}\n" for line in _refusals(cards[CARDS[0]])]
     return "".join(lines)
 
 
-def planned(name: str, bits: int, context: int | None, card: Hardware) -> RunPlan:
+def planned(
+    name: str,
+    bits: int,
+    context: int | None,
+    card: Hardware,
+    *,
+    head_bits: int | None = None,
+    lm_head_bits: int | None = None,
+) -> RunPlan:
     """The plan of a known model with its head on `card`; without a context at the one of the card's profile."""
     known = KNOWN_MODELS[name]
-    settings = _settings(name, bits, context)
+    settings = replace(_settings(name, bits, context), head_bits=head_bits, lm_head_bits=lm_head_bits)
     model = PlannedModel(name, known.config, known.head_name, known.head, on_disk=False)
     return plan_run(settings, pick_profile(settings, card), card, model)
 
@@ -103,6 +130,25 @@ def _table(cards: dict[int, Hardware]) -> Iterator[str]:
             cells = [_need(name, bits, context, cards) for context in CONTEXTS]
             cells += [_longest(name, bits, card) for card in cards.values()]
             yield _row([name, width, *cells])
+
+
+def _narrower(card: Hardware) -> Iterator[str]:
+    heads = [f"draft head at {bits}" for bits in (16, 8, 4)]
+    steps = ["a step reads, lm_head at 16", "at 8"]
+    yield _row(["model", *heads, *steps, "need", "need with both at 8"])
+    yield _row(["---", *["---:"] * (len(heads) + len(steps) + 2)])
+    for name in MODELS:
+        config = KNOWN_MODELS[name].config
+        context = min(CONTEXTS[1], config.max_position)
+        plans = {
+            bits: planned(name, 4, context, card, head_bits=bits, lm_head_bits=max(bits, 8))
+            for bits in (16, 8, 4)
+        }
+        draft = KNOWN_MODELS[name].head
+        cells = [NONE if draft is None else f"{head_bytes(draft, bits) / GB:.2f}" for bits in plans]
+        cells += [f"{step_bytes(config, plans[bits].widths) / GB:.2f}" for bits in (16, 8)]
+        cells += [f"{_own(plans[bits].memory) / GB:.1f}" for bits in (16, 8)]
+        yield _row([name + (" *" if config.tie_word_embeddings else ""), *cells])
 
 
 def _row(cells: list[str]) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from treeeagle_edge.backend import Backend, choose_backend, stored_bits
-from treeeagle_edge.errors import CannotRunError, InputError
+from treeeagle_edge.errors import InputError
 from treeeagle_edge.fetch import DEMO_MODEL
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.head_config import HeadConfig
@@ -15,10 +15,11 @@ from treeeagle_edge.hub import cached_repository, is_repository
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
 from treeeagle_edge.model_config import ModelConfig, StoredWidth
 from treeeagle_edge.models import BUNDLED_HEADS, model_label, resolve_head, resolve_model
-from treeeagle_edge.plan import MemoryPlan, format_gb, plan_memory
-from treeeagle_edge.profile_config import MemoryProfile, choose_profile, load_profile, models_that_fit
+from treeeagle_edge.plan import MemoryPlan, plan_memory
+from treeeagle_edge.profile_config import MemoryProfile, choose_profile, load_profile
 from treeeagle_edge.rounds import TreeShape, tree_shape
 from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.widths import Widths
 
 USEFUL_CONTEXT = 1024  # tokens: a shorter one is no alternative worth naming
 # PyTorch's own 4-bit layers cost small models too much quality, and its 8-bit ones get dear with the rows of a pass.
@@ -58,6 +59,12 @@ class RunPlan:
     memory: MemoryPlan
     backend: Backend
     note: KernelsNote | None = None  # where the kernels are not the best thinkable
+    asked_lm_head: int | None = None  # bits, None for the usual: a repository may store its own
+
+    @property
+    def widths(self) -> Widths:
+        """Bits of layers, lm_head and draft head."""
+        return self.memory.widths
 
 
 def pick_profile(settings: RunSettings, hardware: Hardware) -> MemoryProfile:
@@ -74,8 +81,9 @@ def plan_run(
 
     A context that was asked for is kept. The profile's own is shortened to what the model and the memory allow. On a
     CPU without native kernels, a profile's 4 bits become 8 and its tree a small one. A model that comes quantised keeps
-    its width, or takes 8 bits on native kernels. Raises UsageError for a context or bits out of range, CannotRunError
-    where native kernels were asked for and cannot serve. The plan may not fit: see `require_fit`.
+    its width, or takes 8 bits on native kernels. Raises UsageError for a context out of range and for widths that
+    cannot be had, CannotRunError where native kernels were asked for and cannot serve. The plan may not fit: see
+    `run_alternatives.require_fit`.
     """
     stored, shape = model.config.stored, profile.tree
     bits = settings.bits or (profile.bits if stored is None else stored.bits)
@@ -88,6 +96,7 @@ def plan_run(
     if stored is not None:
         bits, replaced = stored_bits(stored, settings.bits, backend), False
     tree = _tree(settings, shape, model.head)
+    head_bits, lm_head_bits = asked_widths(settings, profile)
 
     def planned(context: int) -> MemoryPlan:
         return plan_memory(
@@ -101,6 +110,8 @@ def plan_run(
             device=hardware.device,
             native=backend.native,
             threads=settings.threads or hardware.cpu.cores,
+            head_bits=head_bits,
+            lm_head_bits=lm_head_bits,
         )
 
     wanted = settings.context or min(profile.context, model.config.max_position)
@@ -111,7 +122,13 @@ def plan_run(
     note = _kernels_note(backend, profile if replaced else None)
     if stored is not None and backend.native:
         note = _stored_note(stored, bits)
-    return RunPlan(profile, model, hardware.device, bits, wanted, tree, memory, backend, note)
+    return RunPlan(profile, model, hardware.device, bits, wanted, tree, memory, backend, note, lm_head_bits)
+
+
+def asked_widths(settings: RunSettings, profile: MemoryProfile) -> tuple[int | None, int | None]:
+    """Bits of draft head and lm_head that were asked for, None for the usual ones."""
+    head = profile.head_bits if settings.head_bits is None else settings.head_bits
+    return head, profile.lm_head_bits if settings.lm_head_bits is None else settings.lm_head_bits
 
 
 def _kernels_note(backend: Backend, replaced: MemoryProfile | None) -> KernelsNote | None:
@@ -150,58 +167,6 @@ def _tree(settings: RunSettings, shape: TreeShape, head: HeadConfig | None) -> T
         settings.branching or shape.branching,
         nodes if settings.nodes is None else settings.nodes,
     )
-
-
-def require_fit(plan: RunPlan, settings: RunSettings, hardware: Hardware) -> None:
-    """Raise CannotRunError, with what would fit instead, where the plan is over budget. Before anything is loaded."""
-    if plan.memory.fits:
-        return
-    options = alternatives(plan, settings, hardware)
-    raise CannotRunError(
-        f"{plan.model.name} at {plan.bits} bits with a context of {plan.context:,} needs "
-        f"{format_gb(plan.memory.total)}, and {format_gb(plan.memory.budget)} are free on {hardware.device}",
-        f"what fits: {'; '.join(options)}" if options else "free some memory, or use a smaller model",
-    )
-
-
-def alternatives(plan: RunPlan, settings: RunSettings, hardware: Hardware) -> list[str]:
-    """Options that would fit where `plan` does not, the gentlest change first, as they are typed."""
-    if settings.kernels == "native":  # other bits or devices may have none, and are worth naming all the same
-        settings = replace(settings, kernels=None)
-    found = []
-    longest = plan.memory.longest_context
-    if USEFUL_CONTEXT <= longest < plan.context:
-        found.append(f"--context {longest}")
-    one_width = plan.model.config.stored is not None and not plan.backend.native  # --bits would be refused
-    for bits in (16, 8, 4):
-        if bits < plan.bits and not one_width:
-            fewer = plan_run(replace(settings, bits=bits), plan.profile, hardware, plan.model).memory
-            if fewer.fits and fewer.context == plan.context:
-                found.append(f"--bits {bits}")
-                break
-            if bits == 4 and fewer.longest_context >= max(USEFUL_CONTEXT, longest + 1):
-                found.append(f"--bits {bits} --context {fewer.longest_context}")
-    small = replace(plan.profile, bits=4, context=min(plan.context, plan.profile.context))
-    native = choose_backend(settings.kernels, bits=4, device=hardware.device, config=plan.model.config).native
-    smaller = [
-        name
-        for name in models_that_fit(hardware, small, native=native)
-        if KNOWN_MODELS[name].config != plan.model.config
-    ]
-    found += [f"--model {name} --bits 4" for name in smaller[:2]]
-    if hardware.kind == "cuda" and _fits_the_cpu(plan, settings, hardware):
-        found.append("--device cpu")
-    return found
-
-
-def _fits_the_cpu(plan: RunPlan, settings: RunSettings, hardware: Hardware) -> bool:
-    """Whether the same options with --device cpu would fit; where no model was named, the CPU profile's own."""
-    profile = load_profile("cpu")
-    on_cpu = replace(settings, device="cpu", profile=None)
-    model = plan.model if settings.model is not None else planned_model(replace(on_cpu, head=None), profile)
-    context = None if settings.context is None else min(settings.context, model.config.max_position)
-    here = replace(hardware, device="cpu")
-    return plan_run(replace(on_cpu, context=context), profile, here, model).memory.fits
 
 
 def planned_model(settings: RunSettings, profile: MemoryProfile) -> PlannedModel:

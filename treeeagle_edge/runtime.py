@@ -28,9 +28,10 @@ from treeeagle_edge.paths import cache_dir
 from treeeagle_edge.plan import MemoryPlan
 from treeeagle_edge.profile_config import MemoryProfile
 from treeeagle_edge.rounds import MAX_BRANCHING, TreeShape
-from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run, planned_model, require_fit
+from treeeagle_edge.run_alternatives import require_fit
+from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run, planned_model
 from treeeagle_edge.settings import RunSettings
-from treeeagle_edge.target import Target, load_target
+from treeeagle_edge.target import Target, compute_dtype, load_target
 from treeeagle_edge.tokenizer import Tokenizer, load_tokenizer
 
 Progress = Callable[[str], None]
@@ -218,7 +219,7 @@ def _costs_path(plan: RunPlan, hardware: Hardware, threads: int) -> Path:
         plan.model.name,
         plan.model.config,
         plan.model.head,
-        plan.bits,
+        plan.widths,
         plan.backend,
         plan.tree,
         *([] if plan.device == "cpu" else [current_backend()]),
@@ -246,8 +247,16 @@ def _load_models(
     opened = open_head(head_path, checkpoint.config, target.embed)
     if not plan.backend.native:
         assert isinstance(target, Target)
+        bits = plan.widths.head
+        dtype = compute_dtype(bits, target.device, target.config.family)
         return target, Head(
-            opened, target.embed, slots=slots, context=plan.context, dtype=target.dtype, device=target.device
+            opened,
+            target.embed,
+            slots=slots,
+            context=plan.context,
+            dtype=dtype,
+            device=target.device,
+            bits=bits,
         )
     from treeeagle_edge.native_head import NativeHead
     from treeeagle_edge.native_target import NativeTarget
@@ -263,7 +272,13 @@ def _load_target(
 ) -> TargetModel:
     """The target on the chosen kernels; `max_rows` bounds the passes of native ones."""
     if not plan.backend.native:
-        return load_target(checkpoint, bits=plan.bits, context=context, device=torch.device(plan.device))
+        return load_target(
+            checkpoint,
+            bits=plan.bits,
+            context=context,
+            device=torch.device(plan.device),
+            lm_head_bits=plan.asked_lm_head,
+        )
     from treeeagle_edge.kernels.native.team import MOST_THREADS, Team
     from treeeagle_edge.native_target import load_native_target
 

@@ -12,6 +12,8 @@ class RunSettings:
     model: str | None = None  # a name, a Hugging Face directory, a .gguf file or an org/name of the hub
     head: str | None = None  # a name, a directory or an org/name of the hub
     bits: int | None = None  # 4, 8, 16 or 32
+    head_bits: int | None = None  # of the draft head: 4, 8 or 16
+    lm_head_bits: int | None = None  # 8 or 16
     device: str | None = None  # "cpu", "cuda", "cuda:1"
     profile: str | None = None  # a shipped name or a YAML file
     context: int | None = None  # tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from treeeagle_edge.plan import head_bytes, slot_bytes, step_bytes
+from treeeagle_edge.plan_bytes import head_bytes, slot_bytes, step_bytes
 from treeeagle_edge.run_plan import RunPlan
 
 # Tokens of context whose K and V the expected speed reads along with the weights.
@@ -52,18 +52,17 @@ def estimate_speed(plan: RunPlan, bandwidth: float, *, verify_cost: float | None
     kind = "native" if native else plan.device.partition(":")[0]
     model, head = plan.model.config, plan.model.head
     tree = plan.tree.typical if plan.tree is not None else None
-    nbytes = step_bytes(model, plan.bits, plan.device, native=native)
+    widths = plan.memory.widths
+    nbytes = step_bytes(model, widths, native=native)
     ideal = nbytes / (bandwidth * 1e9)
-    real = ideal + min(_TYPICAL_CONTEXT, plan.context) * slot_bytes(model, None, plan.bits) / (
-        bandwidth * 1e9
-    )
+    real = ideal + min(_TYPICAL_CONTEXT, plan.context) * slot_bytes(model, plan.bits) / (bandwidth * 1e9)
     share, overhead = _KERNEL_SHARE[kind], _LAYER_OVERHEAD[kind]
     slow = real / share[0] + overhead[1] * model.num_layers
     fast = real / share[1] + overhead[0] * model.num_layers
     if tree is None or head is None:
         return SpeedEstimate(bandwidth, nbytes, 1 / ideal, (1 / slow, 1 / fast), None, None)
     cost = verify_cost if verify_cost is not None else table_verify_cost(kind, plan.bits, tree.nodes + 1)
-    draft_ideal = head_bytes(head, plan.bits, native=native) / (bandwidth * 1e9)
+    draft_ideal = head_bytes(head, widths.head, native=native) / (bandwidth * 1e9)
     slow_draft = tree.depth * (draft_ideal / share[0] + 2 * overhead[1])
     fast_draft = tree.depth * (draft_ideal / share[1] + 2 * overhead[0])
     low, high = _TOKENS_PER_ROUND

@@ -171,14 +171,18 @@ def load_target(
     context: int,
     device: torch.device,
     progress: Callable[[int, int], None] | None = None,
+    lm_head_bits: int | None = None,
 ) -> Target:
     """Load `checkpoint` at `bits` (4, 8, 16 or 32) for a planned `context` (tokens); `progress` gets (tensors, all).
 
-    Raises InputError for a missing or misshapen tensor, CannotRunError where this machine cannot run width or device.
+    `lm_head_bits`: 8, 16 or None, as `widths.choose_widths` takes it. Raises InputError for a missing or misshapen
+    tensor, CannotRunError where this machine cannot run a width or the device.
     """
     check_bits(bits, device)
     config = checkpoint.config
     dtype = compute_dtype(bits, device, config.family)
     with torch.inference_mode():
-        weights = load_weights(checkpoint, bits=bits, device=device, dtype=dtype, progress=progress)
+        weights = load_weights(
+            checkpoint, bits=bits, device=device, dtype=dtype, progress=progress, lm_head_bits=lm_head_bits
+        )
     return Target(config, weights, bits=bits, context=context, device=device, dtype=dtype)

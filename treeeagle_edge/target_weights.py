@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from treeeagle_edge.checkpoint import Checkpoint, HoldsStored
-from treeeagle_edge.checkpoint_bnb import StoredMatrix
+from treeeagle_edge.checkpoint_bnb import StoredInt8, StoredMatrix
 from treeeagle_edge.config_quantised import check_width
-from treeeagle_edge.errors import InputError
+from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.linear import DenseLinear, Linear, make_linear
 from treeeagle_edge.target_stored import stored_linear
 from treeeagle_edge.tensor_shapes import expected_shapes
+from treeeagle_edge.widths import choose_widths
 
 Progress = Callable[[int, int], None]  # (tensors done, tensors in all)
 
@@ -61,35 +62,31 @@ class TargetWeights:
         return self.embedding.nbytes + layers + self.final_norm.nbytes + head
 
 
-def lm_head_bits(bits: int, device: torch.device) -> int:
-    """Width of lm_head when the layers have `bits`.
-
-    On the CPU 8 for quantised targets: it is a quarter of a small model's bytes, int8 reads it twice as fast as bf16
-    and costs next to nothing, while NF4 would show in every token. On CUDA quantised targets keep it at 16 bits.
-    """
-    if bits >= 16:
-        return bits
-    return 8 if device.type == "cpu" else 16
-
-
 def load_weights(
-    checkpoint: Checkpoint, *, bits: int, device: torch.device, dtype: torch.dtype, progress: Progress | None
+    checkpoint: Checkpoint,
+    *,
+    bits: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress | None,
+    lm_head_bits: int | None = None,
 ) -> TargetWeights:
     """Read, convert and place the tensors of `checkpoint` one by one, so that little more than the result is held.
 
-    Matrices that come quantised keep their codes and scales; what such a checkpoint left as floats stays at 16 bits
-    in the layers. Raises InputError for a tensor that is missing or has another shape than the config asks, naming it,
-    UsageError where `bits` is not the width that they are stored at.
+    `lm_head_bits`: as `choose_widths` takes it. Matrices that come quantised keep their codes and scales; what such a
+    checkpoint left as floats stays at 16 bits in the layers. Raises InputError for a tensor that is missing or has
+    another shape than the config asks, naming it, UsageError where a width is not the one that they are stored at.
     """
     check_width(checkpoint.config.stored, bits)
     reader = TensorReader(checkpoint, device, progress)
     config = checkpoint.config
     raw = reader.tensor("model.embed_tokens.weight")
     embedding = raw.to(device=device, dtype=dtype).contiguous()
-    head_bits = lm_head_bits(bits, device)
+    head_bits = choose_widths(bits, device.type, native=False, lm_head=lm_head_bits).lm_head
     if config.tie_word_embeddings and head_bits >= 16:
         lm_head: Linear = DenseLinear(embedding, None)
     elif not config.tie_word_embeddings and (stored := reader.stored("lm_head.weight")) is not None:
+        _check_lm_head(stored, lm_head_bits)
         lm_head = stored_linear([stored], [None], device=device, dtype=dtype)
     else:
         source = raw if config.tie_word_embeddings else reader.tensor("lm_head.weight")
@@ -97,6 +94,15 @@ def load_weights(
     del raw
     layers = tuple(_load_layer(reader, index, bits, dtype) for index in range(config.num_layers))
     return TargetWeights(embedding, layers, reader.norm("model.norm.weight"), lm_head)
+
+
+def _check_lm_head(stored: StoredMatrix, asked: int | None) -> None:
+    bits = 8 if isinstance(stored, StoredInt8) else 4
+    if asked not in (None, bits):
+        raise UsageError(
+            f"--lm-head-bits is {asked}, and the model's lm_head is stored at {bits} bits",
+            "leave --lm-head-bits out; other widths need the unquantised repository of the model",
+        )
 
 
 def _load_layer(reader: TensorReader, index: int, bits: int, dtype: torch.dtype) -> LayerWeights:

@@ -55,7 +55,7 @@ def test_transcript(engine: FakeEngine, questions: Path, capsys: pytest.CaptureF
     assert run("--prompts", str(questions), "--max-tokens", "9", "--repetitions", "2") == 0
     out, err = capsys.readouterr()
     assert out == (
-        "fake-1m · 16-bit · head fake-head · cpu (2 cores, avx2) · tree 4 nodes, depth 2, branching 2 · 9 tokens x 2\n"
+        "fake-1m · 16-bit · head fake-head, 16-bit · cpu (2 cores, avx2) · tree 4 nodes, depth 2, branching 2 · 9 tokens x 2\n"
         "\n"
         "| scenario | tokens | plain tok/s |  tree tok/s |      speedup | tokens/round | accepted |  ttft | peak memory | parity |\n"  # noqa: E501
         "| -------- | -----: | ----------: | ----------: | -----------: | -----------: | -------: | ----: | ----------: | ------ |\n"  # noqa: E501

@@ -66,7 +66,7 @@ def test_the_answer_alone_is_on_stdout(chat):
     assert talk[1] == "loading the model"
     assert (
         talk[2]
-        == "toy-model · 8-bit · head toy-head · cpu (2 cores, avx2) · context 4,096 · plan 0.15 of 23.4 GB"
+        == "toy-model · 8-bit · head toy-head, 8-bit · cpu (2 cores, avx2) · context 4,096 · plan 0.15 of 23.4 GB"
     )
     assert talk[3] == "runs on cpu: no NVIDIA driver was found"
     assert re.fullmatch(

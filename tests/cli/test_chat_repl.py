@@ -77,7 +77,7 @@ def test_a_short_chat(repl):
     assert result.out == "first answer\nsecond answer\n"
     shown = re.sub(r"[\d,.]+ tok/s|first token [\d.]+|memory [\d.]+|seed \d+", "#", result.err)
     assert shown.splitlines() == [
-        "toy-model · 8-bit · head toy-head · cpu (2 cores, avx2) · context 4,096 · plan 0.15 of 23.4 GB",
+        "toy-model · 8-bit · head toy-head, 8-bit · cpu (2 cores, avx2) · context 4,096 · plan 0.15 of 23.4 GB",
         "runs on cpu: no NVIDIA driver was found",
         "/help for commands, Ctrl-D to leave",
         "  13 tokens · # · 3.0 tokens/round · # s · context 31/4,096 · # GB · #",

@@ -96,7 +96,7 @@ def test_transcript(engine: ChainEngine, questions: str, capsys: pytest.CaptureF
     assert run("--prompts", questions, "--budgets", "8,4", "--depth", "3", "--max-tokens", "9") == 0
     out, err = capsys.readouterr()
     assert out == (
-        "fake-1m · 16-bit · head fake-head · cpu (2 cores, avx2) · depth 3, branching 4 · greedy"
+        "fake-1m · 16-bit · head fake-head, 16-bit · cpu (2 cores, avx2) · depth 3, branching 4 · greedy"
         " · answers of at most 9 tokens\n"
         "\n"
         "Tokens per round, by the nodes of the tree:\n"
@@ -152,6 +152,8 @@ def test_json_is_one_object(engine: ChainEngine, questions: str, capsys: pytest.
         "model": "fake-1m",
         "head": "fake-head",
         "bits": 16,
+        "head_bits": 16,
+        "lm_head_bits": 16,
         "kernels": "native",
         "context": 1000,
         "threads": None,

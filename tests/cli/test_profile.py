@@ -232,7 +232,7 @@ def test_too_long_a_context_names_what_fits(machine, capsys):
         in out
     )
     verdict = out.splitlines()[-1]
-    assert verdict.startswith("verdict  does not fit, 4.0 GB too much; what fits: --context ") and code == 3
+    assert verdict.startswith("verdict  does not fit, 4.1 GB too much; what fits: --context ") and code == 3
     for option in verdict.partition("what fits: ")[2].split("; ")[:2]:
         given = {"--bits": "8", "--context": "32768"}
         words = option.split()

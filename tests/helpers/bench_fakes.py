@@ -10,6 +10,7 @@ from treeeagle_edge.plan import MemoryPlan, PlanLine
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.tree import DraftTree
+from treeeagle_edge.widths import Widths
 
 GB = 10**9
 
@@ -157,7 +158,7 @@ def fake_runtime(engine: FakeEngine, *, bits: int = 16, notes: tuple[str, ...] =
         engine=engine,
         tokenizer=FakeTokenizer(),
         generation=SimpleNamespace(stop_ids=frozenset({1})),
-        plan=MemoryPlan(lines, 8 * GB, 8192, 8465, 8192),
+        plan=MemoryPlan(lines, 8 * GB, 8192, 8465, 8192, Widths(bits, bits, 16)),
         model_name="fake-1m",
         head_name="fake-head" if engine.has_head else None,
         device="cpu",

@@ -13,6 +13,7 @@ from treeeagle_edge.plan import MemoryPlan, PlanLine
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.tree import DraftTree
+from treeeagle_edge.widths import Widths
 
 START, END, OTHER_END, WORDS = 256, 257, 258, 259
 SPECIALS = {START: "<|im_start|>", END: "<|im_end|>", OTHER_END: "<|endoftext|>"}
@@ -159,7 +160,14 @@ def script(text: str, *, end: bool = True) -> list[int]:
 
 def fake_runtime(engine: ScriptEngine, codec: ByteCodec | None = None, **changes: Any) -> Any:
     """What `load_runtime` would return."""
-    plan = MemoryPlan((PlanLine("weights (int8)", 150_000_000),), 23_400_000_000, engine.context, 4200, 8192)
+    plan = MemoryPlan(
+        (PlanLine("weights (int8)", 150_000_000),),
+        23_400_000_000,
+        engine.context,
+        4200,
+        8192,
+        Widths(8, 8, 8),
+    )
     values: dict[str, Any] = {
         "engine": engine,
         "tokenizer": codec or ByteCodec(),

@@ -19,7 +19,7 @@ from treeeagle_edge.checkpoint_hf import HFCheckpoint
 from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.linear import DenseLinear
-from treeeagle_edge.plan import block_bytes
+from treeeagle_edge.plan_bytes import block_bytes
 from treeeagle_edge.target import Target, load_target
 from treeeagle_edge.target_stored import (
     JoinedLinear,

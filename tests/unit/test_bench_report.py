@@ -240,6 +240,15 @@ def test_comparison_shows_new_by_old_and_what_changed(tmp_path: Path):
     assert ratio["plain_tps"] == pytest.approx(100 / 112.5)
     assert ratio["tree_tps"] == pytest.approx(400 / 225)
     assert "compared with old.json, which ran with other settings: bits 16, now 8" in compared["notes"]
+    unknown = with_comparison({**new, "settings": {**new["settings"], "head_bits": 8}}, old, "old.json")
+    assert unknown["notes"] == compared["notes"], "an older document says nothing of the head's width"
+    narrower = with_comparison(
+        document_of(run_of(*TWO_REPETITIONS), head_bits=8),
+        document_of(run_of(*TWO_REPETITIONS), head_bits=16),
+        "old.json",
+    )
+    assert any("other settings: head_bits 16, now 8" in note for note in narrower["notes"])
+    assert render(narrower, "md").startswith("m · 16-bit · head h, 8-bit · cpu")
     text = render(compared, "md")
     assert "| new / old | plain tok/s | tree tok/s | speedup | tokens per round |" in text
     assert "| chat      |       0.89x |      1.78x |   2.00x |            1.00x |" in text

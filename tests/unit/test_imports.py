@@ -17,7 +17,16 @@ FOLDERS = {PACKAGE: PACKAGE, "kernels": f"{PACKAGE}.kernels", "profiles": f"{PAC
 # Lowest first. Names are relative to the package; a new module needs a place here before anything may import it.
 LAYERS: dict[str, tuple[str, ...]] = {
     "errors": ("", "errors", "paths"),
-    "values": ("model_config", "head_config", "sampling_params", "tree", "rounds", "settings", "kv_store"),
+    "values": (
+        "model_config",
+        "head_config",
+        "sampling_params",
+        "tree",
+        "rounds",
+        "settings",
+        "kv_store",
+        "widths",
+    ),
     "kernels": ("kernels", "kernels.*", "profiles"),
     "files": (
         *(
@@ -33,7 +42,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         ),
         *("chat_template", "tokenizer*", "generation_defaults", "int8_rows", "linear", "rope"),
     ),
-    "model": ("target", "target_*", "head", "native_*", "kv_pool", "sequence", "sampling"),
+    "model": ("target", "target_*", "head", "native_*", "kv_pool", "sequence", "sampling", "small_tensors"),
     "protocols": ("model_protocols",),
     "drafter": ("acceptance", "costs", "growth", "drafter", "controller"),
     "engine": ("engine", "passes", "calibrate"),
@@ -42,10 +51,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *(
             "backend",
             "plan",
+            "plan_bytes",
             "plan_native",
             "hardware*",
             "known_models",
             "profile_config",
+            "run_alternatives",
             "run_plan",
             "speed_estimate",
             "memory_watch",
@@ -79,11 +90,23 @@ BESIDE_MAY_IMPORT = (
 # Modules that a start of the command line, or a plan, imports: none of them may pull in what takes seconds.
 LIGHT = (
     *LAYERS["errors"],
-    *("model_config", "head_config", "sampling_params", "tree", "rounds", "settings", "generation_defaults"),
+    *(
+        "model_config",
+        "head_config",
+        "sampling_params",
+        "tree",
+        "rounds",
+        "settings",
+        "generation_defaults",
+        "widths",
+    ),
     *(
         "backend",
         "plan",
+        "plan_bytes",
         "plan_native",
+        "run_alternatives",
+        "run_plan",
         "profile_config",
         "known_models",
         "hardware*",

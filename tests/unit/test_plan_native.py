@@ -13,7 +13,8 @@ from treeeagle_edge.hardware_cpu import Cpu, Ram
 from treeeagle_edge.hardware_nvidia import Gpu
 from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.known_models import KNOWN_MODELS
-from treeeagle_edge.plan import GB, PREFILL_CHUNK, SCRATCH_ROWS, MemoryPlan, plan_memory
+from treeeagle_edge.plan import GB, MemoryPlan, plan_memory
+from treeeagle_edge.plan_bytes import PREFILL_CHUNK, SCRATCH_ROWS
 from treeeagle_edge.profile_config import load_profile
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run, planned_model

@@ -27,10 +27,13 @@ def page() -> str:
 @pytest.fixture(scope="module")
 def rows(page: str) -> dict[tuple[str, str], list[str]]:
     """(model, weights) -> the other cells."""
-    cells = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"
-    ]
-    return {(name, width): rest for name, width, *rest in cells[2:]}
+    return {(name, width): rest for name, width, *rest in cells_of(page.partition("## Narrower heads")[0])}
+
+
+def cells_of(text: str) -> list[list[str]]:
+    """The cells of the one table in `text`, without its head."""
+    lines = [line for line in text.splitlines() if line[:1] == "|"]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def test_the_page_in_docs_is_what_the_command_prints(repository: Path, capsys) -> None:
@@ -71,8 +74,28 @@ def test_8_bits_on_12_gb_are_refused_with_what_fits(page: str, rows) -> None:
         given |= dict(zip(words[::2], words[1::2], strict=True))
         if "--device" not in given:
             card = profile_table._computer_with(12)
-            made = planned(given["--model"], int(given["--bits"]), int(given["--context"]), card)
-            assert made.memory.fits, option
+            head_bits = int(given["--head-bits"]) if "--head-bits" in given else None
+            model, bits, context = given["--model"], int(given["--bits"]), int(given["--context"])
+            assert planned(model, bits, context, card, head_bits=head_bits).memory.fits, option
+
+
+def test_narrower_heads_are_counted(page: str) -> None:
+    """Less to read for every model; less memory but where lm_head is a copy of a tied embedding."""
+    cells = cells_of(page.partition("## Narrower heads")[2])
+    assert [name.removesuffix(" *") for name, *_ in cells] == list(MODELS)
+    for name, *figures in cells:
+        known = KNOWN_MODELS[name.removesuffix(" *")]
+        tied = known.config.tie_word_embeddings
+        assert name.endswith(" *") == tied
+        *head, wide, narrow, need, both = figures
+        saved = known.config.vocab_size * known.config.hidden_size / GB
+        assert float(wide) - float(narrow) == pytest.approx(saved, abs=0.011)
+        assert (float(both) > float(need)) == tied
+        if known.head is None:
+            assert head == [NONE] * 3
+            continue
+        sixteen, eight, four = map(float, head)
+        assert eight == pytest.approx(sixteen / 2, abs=0.011) and four < 0.6 * eight
 
 
 def test_the_refusal_is_the_one_of_the_command(capsys) -> None:
@@ -80,7 +103,7 @@ def test_the_refusal_is_the_one_of_the_command(capsys) -> None:
     code = main(["profile", *arguments])
     verdict = capsys.readouterr().out.splitlines()[-1]
     assert code == 3 and verdict.startswith(
-        "verdict  does not fit, 0.19 GB too much; what fits: --context 6977; "
+        "verdict  does not fit, 0.29 GB too much; what fits: --head-bits 8; --context 6295; "
     )
     assert "; --bits 4; " in verdict
 

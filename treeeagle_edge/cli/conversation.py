@@ -124,12 +124,13 @@ class Conversation:
             self.autosave = Autosave(path or new_session_path())
 
     def header(self) -> str:
-        """One line: model, bits, head, device, context, plan."""
+        """One line: model, bits, head and its bits, device, context, plan."""
         runtime = self.runtime
-        plan = f"plan {runtime.plan.total / GB:.2f} of {runtime.plan.budget / GB:.1f} GB"
-        head = f"head {runtime.head_name}" if runtime.head_name else "no head"
+        plan = runtime.plan
+        memory = f"plan {plan.total / GB:.2f} of {plan.budget / GB:.1f} GB"
+        head = f"head {runtime.head_name}, {plan.widths.head}-bit" if runtime.head_name else "no head"
         parts = (runtime.model_name, f"{runtime.bits}-bit", head, runtime.device_label)
-        return " · ".join((*parts, f"context {runtime.context:,}", plan))
+        return " · ".join((*parts, f"context {runtime.context:,}", memory))
 
     def show_header(self) -> None:
         """Say what runs, on which device and why, and what the person should know."""

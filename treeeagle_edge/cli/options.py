@@ -12,8 +12,8 @@ from treeeagle_edge.errors import UsageError
 from treeeagle_edge.rounds import tree_shape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.widths import HEAD_BITS, LAYER_BITS, LM_HEAD_BITS, check_choice
 
-BITS = (4, 8, 16, 32)
 MOST_THREADS = 256  # as many as the native kernels take; thousands would end the program without a word
 KERNELS = ("native", "torch")
 
@@ -31,6 +31,16 @@ HeadOption = Annotated[
 BitsOption = Annotated[
     int | None,
     typer.Option("--bits", metavar="4|8|16|32", help="Weights: 4, 8, 16 (bf16 or fp16) or 32 (fp32)."),
+]
+HeadBitsOption = Annotated[
+    int | None,
+    typer.Option("--head-bits", metavar="4|8|16", help="The draft head. [default: 16; 8 on native kernels]"),
+]
+LmHeadBitsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--lm-head-bits", metavar="8|16", help="The model's output matrix. [default: 16; 8 on the CPU]"
+    ),
 ]
 DeviceOption = Annotated[
     str | None,
@@ -116,6 +126,8 @@ def run_settings(
     model: str | None = None,
     head: str | None = None,
     bits: int | None = None,
+    head_bits: int | None = None,
+    lm_head_bits: int | None = None,
     device: str | None = None,
     profile: str | None = None,
     context: int | None = None,
@@ -131,8 +143,9 @@ def run_settings(
 
     Raises UsageError, naming the allowed values, before anything heavy is imported.
     """
-    if bits is not None and bits not in BITS:
-        raise UsageError(f"--bits is {bits}, which is not a width we run", "use 4, 8, 16 or 32")
+    check_choice("--bits", bits, LAYER_BITS)
+    check_choice("--head-bits", head_bits, HEAD_BITS)
+    check_choice("--lm-head-bits", lm_head_bits, LM_HEAD_BITS)
     kernels = None if kernels == "auto" else kernels
     if kernels is not None and kernels not in KERNELS:
         raise UsageError(
@@ -153,6 +166,8 @@ def run_settings(
         model=model,
         head=head,
         bits=bits,
+        head_bits=head_bits,
+        lm_head_bits=lm_head_bits,
         device=device,
         profile=profile,
         context=context,

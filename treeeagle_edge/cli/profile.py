@@ -12,8 +12,10 @@ from treeeagle_edge.cli.options import (
     BitsOption,
     ContextOption,
     DeviceOption,
+    HeadBitsOption,
     HeadOption,
     KernelsOption,
+    LmHeadBitsOption,
     ModelOption,
     ProfileOption,
     run_settings,
@@ -39,6 +41,8 @@ def profile_command(
     head: HeadOption = None,
     context: ContextOption = None,
     bits: BitsOption = None,
+    head_bits: HeadBitsOption = None,
+    lm_head_bits: LmHeadBitsOption = None,
     device: DeviceOption = None,
     profile: ProfileOption = None,
     kernels: KernelsOption = None,
@@ -50,7 +54,8 @@ def profile_command(
 ) -> None:
     """Check this machine, plan the memory, and say what will run and how fast. Loads no model."""
     if table:
-        others = (model, head, context, bits, device, profile, kernels, gpu_memory, save)
+        widths = (bits, head_bits, lm_head_bits)
+        others = (model, head, context, *widths, device, profile, kernels, gpu_memory, save)
         if fast or json_output or any(option is not None for option in others):
             raise UsageError(
                 "--table plans for models and cards of its own",
@@ -61,7 +66,15 @@ def profile_command(
         print(plan_page(), end="")
         return
     settings = run_settings(
-        model=model, head=head, bits=bits, device=device, profile=profile, context=context, kernels=kernels
+        model=model,
+        head=head,
+        bits=bits,
+        head_bits=head_bits,
+        lm_head_bits=lm_head_bits,
+        device=device,
+        profile=profile,
+        context=context,
+        kernels=kernels,
     )
     from treeeagle_edge.profile_output import report_json, report_lines
     from treeeagle_edge.profile_report import build_report

@@ -174,9 +174,14 @@ def _info(conversation: Conversation, _argument: str) -> None:
     runtime, session = conversation.runtime, conversation.session
     tree = conversation.tree or runtime.tree
     shape = tree.label if tree else "none"
+    widths = runtime.plan.widths
+    output = f", lm_head {widths.lm_head}-bit" if widths.lm_head != runtime.bits else ""
     rows = [
-        ("model", f"{runtime.model_name}, {runtime.bits}-bit"),
-        ("head", runtime.head_name or "none: decoding plainly"),
+        ("model", f"{runtime.model_name}, {runtime.bits}-bit{output}"),
+        (
+            "head",
+            f"{runtime.head_name}, {widths.head}-bit" if runtime.head_name else "none: decoding plainly",
+        ),
         ("device", f"{runtime.device_label}; {runtime.device_why}"),
         ("kernels", "native" if runtime.kernels == "native" else "PyTorch's"),
         ("tree", shape if conversation.speculate else f"{shape}; speculation is off"),

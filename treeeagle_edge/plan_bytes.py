@@ -1,0 +1,173 @@
+"""Bytes of weights, KV pool and buffers, from shapes alone: as PyTorch's kernels hold them, or as both kinds do.
+
+`plan_native` has what the native kernels hold otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from treeeagle_edge import plan_native
+from treeeagle_edge.head_config import HeadConfig
+from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.rounds import TreeShape
+from treeeagle_edge.widths import Widths
+
+PREFILL_CHUNK = 256  # rows of a prompt that go through the target at once
+ATTENTION_SCORES = 8 * 2**20  # elements the attention computes at a time; more where one row alone needs them
+SCRATCH_ROWS = 512  # rows of the head's KV that drafting writes and never commits
+
+_NF4_BLOCK = 64  # weights that share one fp32 scale
+_LIVE_LOGIT_COPIES = 4  # raw, processed, log-probabilities, noise
+_LIVE_SCORE_COPIES = 2  # attention scores and their softmax
+_ROTARY_MARGIN = 64  # positions beyond the context that the rotary tables cover
+# The int8 product of CUDA, bytes alive for each number that goes in (its levels twice in fp32, its two codes) and for
+# each that comes out (two sums in int32, their total in fp32, the result): see `int8_rows`.
+_INT8_SPLIT, _INT8_CODES, _INT8_SUMS = 10, 2, 14
+
+
+def compute_bytes(bits: int) -> int:
+    """Bytes of one activation, KV element or unquantised weight: fp32 for 32 bits, a 16-bit float for the rest."""
+    return 4 if bits == 32 else 2
+
+
+def linear_bytes(rows: int, columns: int, bits: int) -> int:
+    """Bytes of one weight [rows, columns] at 4, 8, 16 or 32 bits, scales included.
+
+    4: NF4 with an fp32 scale for 64 weights (QLoRA, arXiv 2305.14314, without nested scales);
+    8: int8 with an fp32 scale a row.
+    """
+    count = rows * columns
+    if bits == 4:
+        return (count + 1) // 2 + 4 * -(-count // _NF4_BLOCK)
+    if bits == 8:
+        return count + 4 * rows
+    return count * compute_bytes(bits)
+
+
+def block_bytes(model: ModelConfig, bits: int) -> int:
+    """Bytes of all decoder layers: linears at `bits`, norms in fp32, biases in the compute dtype.
+
+    Matrices that a quantised repository left as floats have 16 bits.
+    """
+    h, q, kv = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    shapes = model.linear_shapes
+    linears = sum(linear_bytes(*shape, bits) for shape in shapes.values())
+    plain = 0
+    for module in model.stored.plain if model.stored is not None else ():
+        shape = next(shape for name, shape in shapes.items() if module.endswith(name))
+        plain += linear_bytes(*shape, 16) - linear_bytes(*shape, bits)
+    norms = 2 * h + ((model.num_heads + model.num_kv_heads) * model.head_dim if model.qk_norm else 0)
+    biases = (q + 2 * kv if model.attention_bias else 0) + (h if model.output_bias else 0)
+    return model.num_layers * (linears + norms * 4 + biases * compute_bytes(bits)) + plain + h * 4
+
+
+def rotary_bytes(model: ModelConfig | HeadConfig, context: int) -> int:
+    """Bytes of the cosines and sines of every planned position, fp32."""
+    return (context + _ROTARY_MARGIN) * model.head_dim * 4
+
+
+def output_bytes(model: ModelConfig, widths: Widths) -> int:
+    """Bytes of lm_head as it is read each step."""
+    return linear_bytes(model.vocab_size, model.hidden_size, widths.lm_head)
+
+
+def embedding_bytes(model: ModelConfig, widths: Widths) -> int:
+    """Bytes of the token embedding and lm_head together.
+
+    Look-ups need the embedding as floats, so a tied pair is held once only where lm_head is not quantised: else lm_head
+    is a copy, which costs memory and saves reading.
+    """
+    table = model.vocab_size * model.hidden_size * compute_bytes(widths.layers)
+    shared = model.tie_word_embeddings and widths.lm_head >= 16
+    return table if shared else table + output_bytes(model, widths)
+
+
+def head_bytes(head: HeadConfig, bits: int, *, native: bool = False) -> int:
+    """Bytes of the draft head with its matrices at `bits`; norms, and an embedding of its own, are floats."""
+    if native:
+        return plan_native.head_bytes(head)
+    matrices = sum(linear_bytes(*shape, bits) for shape in head.matrices.values())
+    floats = (4 + (head.vocab_size if head.own_embedding else 0)) * head.hidden_size
+    ids = 8 * head.draft_vocab_size  # an int64 map of its ids
+    return matrices + floats * compute_bytes(bits) + ids
+
+
+def slot_bytes(model: ModelConfig, bits: int) -> int:
+    """Bytes of one slot: K and V of one token for every target layer."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * compute_bytes(bits)
+
+
+def head_row_bytes(head: HeadConfig, bits: int) -> int:
+    """Bytes of K and V of one token in the head's one layer."""
+    return 2 * head.num_kv_heads * head.head_dim * compute_bytes(bits)
+
+
+def pool_bytes(model: ModelConfig, head: HeadConfig | None, widths: Widths, slots: int) -> int:
+    """Bytes of the whole pool: `slots`, one more that padding rows write to, and the head's rows, scratch included."""
+    drafting = (slots + SCRATCH_ROWS) * head_row_bytes(head, widths.head) if head is not None else 0
+    return (slots + 1) * slot_bytes(model, widths.layers) + drafting
+
+
+def step_bytes(model: ModelConfig, widths: Widths, *, native: bool = False) -> int:
+    """Bytes of weights that one target pass reads: layers and lm_head. The embedding is a look-up of a few rows."""
+    if native:
+        return plan_native.layers_bytes(model, widths.layers) + plan_native.output_bytes(model)
+    return block_bytes(model, widths.layers) + output_bytes(model, widths)
+
+
+def logit_bytes(model: ModelConfig, tree: TreeShape | None) -> int:
+    """Bytes of the logits of a tree's rows and of what sampling makes of them."""
+    return _LIVE_LOGIT_COPIES * _verify_rows(tree) * model.vocab_size * 4
+
+
+def _verify_rows(tree: TreeShape | None) -> int:
+    return tree.nodes + 1 if tree is not None else 1
+
+
+def workspace_bytes(
+    model: ModelConfig,
+    head: HeadConfig | None,
+    widths: Widths,
+    slots: int,
+    tree: TreeShape | None,
+    *,
+    device: str,
+) -> int:
+    """Bytes alive at once in the widest moment of a PyTorch pass: a prefill chunk or a tree with its logits.
+
+    Attention gathers K and V of one layer, once as stored and once in fp32, and computes scores in fp32 by blocks.
+    """
+    rows = max(PREFILL_CHUNK + 1, _verify_rows(tree))
+    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    element = compute_bytes(widths.layers)
+    row = model.hidden_size * (2 * 4 + 2 * element)  # residual stream and a branch in fp32, normalised copies
+    row += (q + 2 * kv) * (element + 2 * 4)  # as projected; rotated, scaled and mixed in fp32
+    row += 3 * model.intermediate_size * element
+    if head is not None:
+        row += 2 * head.num_taps * head.target_hidden_size * compute_bytes(widths.head)
+    if device.startswith("cuda"):
+        row += _int8_row_bytes(model, head, widths)
+    scores = _LIVE_SCORE_COPIES * max(ATTENTION_SCORES, model.num_heads * slots) * 4
+    mask = rows * slots * 4
+    gathered = 2 * slots * kv * (element + 4)
+    return rows * row + scores + mask + gathered + logit_bytes(model, tree)
+
+
+def _int8_row_bytes(model: ModelConfig, head: HeadConfig | None, widths: Widths) -> int:
+    """What CUDA's int8 product holds for a row of the widest matrices; those of lm_head are within the logits'."""
+    products: list[tuple[int, int]] = []
+    if widths.layers == 8:
+        products += _joined(model.linear_shapes.values())
+    if head is not None and widths.head == 8:
+        fc, *layer, _ = head.matrices.values()
+        products += [fc, *_joined(layer)]
+    split = (_INT8_SPLIT * columns for _, columns in products)
+    sums = (_INT8_CODES * columns + _INT8_SUMS * rows for rows, columns in products)
+    return max((*split, *sums), default=0)
+
+
+def _joined(layer: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(out, in) of a layer's products as they are made: Q, K and V as one matrix, gate and up as one."""
+    q, k, v, o, gate, up, down = layer
+    return [(q[0] + k[0] + v[0], q[1]), o, (gate[0] + up[0], gate[1]), down]

@@ -1,0 +1,56 @@
+"""At how many bits the parts of a run are stored: the target's layers, its lm_head, the draft head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treeeagle_edge.errors import UsageError
+
+LAYER_BITS = (4, 8, 16, 32)
+HEAD_BITS = (4, 8, 16)
+LM_HEAD_BITS = (8, 16)
+_NATIVE_BITS = 8  # of lm_head and draft head on native kernels, whatever the layers have
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Bits of each part. 16 is a 16-bit float, 32 is fp32."""
+
+    layers: int  # one of LAYER_BITS
+    lm_head: int  # 8, 16 or 32
+    head: int  # of the draft head: 4, 8, 16 or 32
+
+
+def choose_widths(
+    bits: int, device: str, *, native: bool, head: int | None = None, lm_head: int | None = None
+) -> Widths:
+    """The widths of a run whose layers have `bits`; head and lm_head: what was asked for, None for the usual.
+
+    Floats keep their width everywhere. Beside quantised layers the draft head keeps 16 bits, and so does lm_head on
+    CUDA; on the CPU it has 8, a quarter of a small model's bytes, where int8 is read twice as fast as bf16 and costs
+    next to nothing, while 4 bits would show in every token. Native kernels hold both at 8 bits. Raises UsageError for a
+    wish that cannot be met; it does not ask whether `bits` is a width.
+    """
+    if native:
+        for part, asked in (("a draft head", head), ("lm_head", lm_head)):
+            if asked not in (None, _NATIVE_BITS):
+                option = "--lm-head-bits" if part == "lm_head" else "--head-bits"
+                raise UsageError(
+                    f"native kernels hold {part} at {_NATIVE_BITS} bits, not {asked}",
+                    f"use {option} {_NATIVE_BITS}, or --kernels torch",
+                )
+        return Widths(bits, _NATIVE_BITS, _NATIVE_BITS)
+    if bits == 32 and lm_head is not None:
+        raise UsageError(
+            f"lm_head has 32 bits beside layers of 32 bits, not {lm_head}",
+            "leave --lm-head-bits out, or use --bits 16",
+        )
+    usual = bits if bits >= 16 else 8 if device.startswith("cpu") else 16
+    return Widths(bits, lm_head or usual, head or (32 if bits == 32 else 16))
+
+
+def check_choice(name: str, value: int | None, allowed: tuple[int, ...]) -> None:
+    """Raise UsageError where `value` was given and is none of `allowed`. `name`: of the option."""
+    if value is not None and value not in allowed:
+        words = f"{', '.join(map(str, allowed[:-1]))} or {allowed[-1]}"
+        raise UsageError(f"{name} is {value}, which is not a width we run", f"use {words}")
