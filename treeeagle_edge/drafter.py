@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from operator import attrgetter
 
-import torch
 from torch import Tensor
 
 from treeeagle_edge.growth import Candidate, Growth
 from treeeagle_edge.head import HeadOutput
 from treeeagle_edge.kernels.tree_view import TreeView
 from treeeagle_edge.model_protocols import DraftHead
+from treeeagle_edge.small_tensors import int64_tensor, take_rows
 from treeeagle_edge.tree import DraftTree
 
 _SCORE = attrgetter("score")
@@ -55,7 +55,7 @@ class Drafter:
             above = [rows[candidate.parent] for candidate in chosen]
             rows.update(zip(chosen, range(len(parents), len(parents) + len(chosen)), strict=True))
             parents += above
-            hidden = scored.hidden[[row - first for row in above]]
+            hidden = take_rows(scored.hidden, [row - first for row in above])
             scored = self._expand(chosen, hidden, prefix, root_position + depth, parents, growth.branching)
             level = [*chosen]
         return _build_tree(root, growth.select(candidates))
@@ -72,7 +72,7 @@ class Drafter:
         """One head pass over the chosen candidates of a level, all at `place` of the sequence."""
         count, rows = len(chosen), self._scratch[: len(parents)]
         # a row's rotary position is one less than its token's place: row t pairs feature t with token t + 1
-        table = torch.tensor([[c.token for c in chosen], [place - 1] * count]).to(rows.device)
+        table = int64_tensor([[c.token for c in chosen], [place - 1] * count], rows.device)
         view = TreeView(prefix, rows, parents, count)
         return self.head.step(hidden, table[0], table[1], rows[-count:], view, top)
 

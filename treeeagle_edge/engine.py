@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from itertools import islice
+
+import torch
 
 from treeeagle_edge.calibrate import measure_costs
 from treeeagle_edge.controller import Controller
 from treeeagle_edge.costs import CostTable
+from treeeagle_edge.cuda_graphs import Capture, CudaCapture, Runs
+from treeeagle_edge.device_round import DeviceRound
+from treeeagle_edge.device_rounds import DeviceAnswer, DeviceRounds
 from treeeagle_edge.errors import InputError, UsageError
-from treeeagle_edge.growth import FixedGrowth, Growth
+from treeeagle_edge.host_rounds import AnswerRounds, HostRounds
+from treeeagle_edge.kernels.dispatch import current_backend
 from treeeagle_edge.kv_pool import KVPool, PoolUsage
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
 from treeeagle_edge.passes import MAX_EXPANSIONS, Passes
@@ -18,10 +23,11 @@ from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling import Sampler
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.sequence import LiveSequence
+from treeeagle_edge.small_tensors import take_rows
 from treeeagle_edge.target import exact_rows
-from treeeagle_edge.tree import DraftTree
 
-_MOST_PENDING = 64  # features kept for later head rows while rounds decode plainly
+_TRIED_TOKENS = 48  # of the made-up prompt on which rounds are captured and timed
+_TRIED_ROUNDS = 4  # of each shape, the first of which prepares the others
 
 
 class Engine:
@@ -37,12 +43,17 @@ class Engine:
         tree: TreeShape | None,
         exact: bool = False,
         costs: CostTable | None = None,
+        on_device: bool | None = None,
+        capture: Capture | None = None,
     ) -> None:
         """`slots` hold the whole context, one tree with its root, and a throwaway row: context + nodes + 2 or
         more.
 
         With `exact`, every pass has the same number of rows and attention reads by position, so that even
         kernels whose rounding depends on the shape give the same text with and without a tree.
+
+        `on_device`: whether rounds stay on the device; None: where CUDA has an attention that reads lengths there, but
+        not in exact mode, which asks for them. `capture` makes graphs of such rounds; None: CUDA's own, on CUDA.
         """
         self.target = target
         self.head = head
@@ -53,7 +64,13 @@ class Engine:
         self._pool = KVPool(slots)
         self._passes = Passes(target, head, slots=slots, fixed_rows=self._fixed_rows)
         self._controller: Controller | None = None
-        if self.tree is not None and self.tree.adaptive:
+        self._device: DeviceRounds | None = None
+        if on_device is None:
+            on_device = target.device.type == "cuda" and current_backend() == "triton" and not pads
+        if on_device:
+            self._device = self._on_device(slots, capture)
+            self._try_shapes()
+        elif self.tree is not None and self.tree.adaptive:
             costs = costs or measure_costs(self._passes, self._pool, context, self.tree)
             self._controller = Controller(costs)
 
@@ -61,6 +78,14 @@ class Engine:
     def has_head(self) -> bool:
         """Whether this engine can speculate."""
         return self.head is not None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about what does not run as it should."""
+        problem = None if self._device is None else self._device.runs.problem
+        if problem is None:
+            return ()
+        return (f"rounds run without CUDA graphs, which is slower, because capturing one failed: {problem}",)
 
     @property
     def costs(self) -> CostTable | None:
@@ -118,24 +143,20 @@ class Engine:
         if shape is not None:
             self.check_shape(shape)
         self._check_prompt(prompt_ids)
-        sampler = Sampler(params, prompt_ids, self.target.config.vocab_size, self.target.device)
         limit = min(params.max_tokens or self.context, self.context - len(prompt_ids))
-        sequence = self._open(prompt_ids, with_head=shape is not None, reuse=reuse_prefix)
+        rounds = self._begin(prompt_ids, params, shape, reuse=reuse_prefix)
         clean = False
         try:
-            last = self._first_round(sequence, prompt_ids, sampler, limit)
+            last = rounds.first(limit)
             emitted, clean = len(last.ids), True
             yield last
             while last.finish_reason is None:
                 clean = False
-                last = self._round(sequence, last.next_token, sampler, shape, limit - emitted)
+                last = rounds.next(last.next_token, limit - emitted)
                 emitted, clean = emitted + len(last.ids), True
                 yield last
         finally:
-            # an error inside a pass leaves the committed part whole; only head rows under way are given up
-            if clean and shape is not None:
-                self._passes.flush_head(sequence)
-            sequence.close()
+            rounds.close(clean=clean)
 
     def tie_margin(self, ids: Sequence[int], a: int, b: int) -> float:
         """|logit(a) - logit(b)| for the token after `ids`, from a plain pass.
@@ -166,7 +187,23 @@ class Engine:
                 "the tokenizer belongs to another model",
             )
 
-    def _open(self, prompt_ids: Sequence[int], *, with_head: bool, reuse: bool) -> LiveSequence:
+    def _begin(
+        self, prompt_ids: Sequence[int], params: SamplingParams, shape: TreeShape | None, *, reuse: bool
+    ) -> AnswerRounds:
+        """On the device where its buffers are free, else led by the host. Errors as `Sampler`."""
+        with_head, device = shape is not None, self._device
+        if device is not None and not device.is_lent:
+            device.round.sampler.load(params, prompt_ids)
+            sequence = self._open(prompt_ids, with_head=with_head, reuse=reuse, table=device.round.table)
+            device.is_lent = True
+            return DeviceAnswer(device, sequence, prompt_ids, params, shape)
+        sampler = Sampler(params, prompt_ids, self.target.config.vocab_size, self.target.device)
+        sequence = self._open(prompt_ids, with_head=with_head, reuse=reuse)
+        return HostRounds(self._passes, sequence, prompt_ids, sampler, shape, self._controller)
+
+    def _open(
+        self, prompt_ids: Sequence[int], *, with_head: bool, reuse: bool, table: torch.Tensor | None = None
+    ) -> LiveSequence:
         return LiveSequence(
             self._pool,
             prompt_ids,
@@ -174,94 +211,30 @@ class Engine:
             reuse=reuse,
             capacity=self.context + 1,  # the root's slot is announced before it is committed
             device=self.target.device,
+            table=table,
         )
 
-    def _first_round(
-        self, sequence: LiveSequence, prompt_ids: Sequence[int], sampler: Sampler, limit: int
-    ) -> Round:
-        started = time.perf_counter()
-        output = self._passes.prefill(sequence, prompt_ids)
-        verified = time.perf_counter()
-        walk = sampler.walk(
-            DraftTree.root_only(prompt_ids[-1]), output.logits, len(prompt_ids) - 1, output.peaks
-        )
-        ids, reason = _cut([walk.next_token], sampler.params, limit)
-        return Round(
-            ids=ids,
-            kind="prefill",
-            drafted=0,
-            accepted=0,
-            tree=None,
-            walked=(),
-            next_token=walk.next_token,
-            draft_s=0.0,
-            verify_s=verified - started,
-            sample_s=time.perf_counter() - verified,
-            finish_reason=reason,
-            cached_tokens=sequence.cached_tokens,
-        )
+    def _on_device(self, slots: int, capture: Capture | None) -> DeviceRounds:
+        device = self.target.device
+        if capture is None and device.type == "cuda":
+            capture = CudaCapture(device)
+        scratch = torch.arange(slots, slots + MAX_EXPANSIONS, device=device)
+        round_ = DeviceRound(self.target, self.head, self._passes.store, scratch, context=self.context)
+        return DeviceRounds(self._passes, round_, Runs(capture, device), self.tree)
 
-    def _round(
-        self, sequence: LiveSequence, root: int, sampler: Sampler, shape: TreeShape | None, limit: int
-    ) -> Round:
-        """Draft, verify, walk, commit. `limit` is how many more tokens the answer may have (at least 1)."""
-        started = time.perf_counter()
-        root_slot = sequence.borrow(1)
-        sequence.announce(root_slot)
-        drafted: DraftTree | None = None
-        # a walk settles its path and one token more, so levels at or past the limit could never be used
-        growth = self._growth(shape, limit, sampler.params.stop_ids)
-        if growth is not None:
-            drafted = self._passes.draft(sequence, root, growth)
-        tree = drafted or DraftTree.root_only(root)
-        drafted_at = time.perf_counter()
-        slots = root_slot + sequence.borrow(tree.num_nodes)
-        output = self._passes.verify(sequence, tree, slots)
-        verified_at = time.perf_counter()
-        walk = sampler.walk(tree, output.logits, len(sequence), output.peaks)
-        ids, reason = _cut(
-            [*(tree.tokens[row] for row in walk.rows[1:]), walk.next_token], sampler.params, limit
-        )
-        kept = list(walk.rows[: len(ids) + 1])  # the root, and walked nodes whose token was not cut away
-        sequence.commit(
-            [tree.tokens[row] for row in kept], [slots[row] for row in kept], output.features[kept]
-        )
-        if sequence.pending_rows > _MOST_PENDING:
-            self._passes.flush_head(sequence)
-        settled = Round(
-            ids=ids,
-            kind="tree" if tree.num_nodes else "plain",
-            drafted=tree.num_nodes,
-            accepted=len(walk.rows) - 1,
-            tree=tree,
-            walked=walk.rows,
-            next_token=walk.next_token,
-            draft_s=drafted_at - started,
-            verify_s=verified_at - drafted_at,
-            sample_s=time.perf_counter() - verified_at,
-            finish_reason=reason,
-            draft_failures=int(growth is not None and drafted is None),
-        )
-        if shape is not None and shape.adaptive and self._controller is not None:
-            self._controller.observe(settled, growth)
-        return settled
-
-    def _growth(self, shape: TreeShape | None, limit: int, stop_ids: frozenset[int]) -> Growth | None:
-        """How this round's tree grows; None where the round decodes plainly."""
-        if shape is None or limit < 2:
-            return None
-        shape = replace(shape, depth=min(shape.depth, limit - 1))
-        if shape.adaptive and self._controller is not None:
-            return self._controller.growth(shape, stop_ids)
-        return FixedGrowth(shape, stop_ids)
-
-
-def _cut(ids: Sequence[int], params: SamplingParams, limit: int) -> tuple[tuple[int, ...], str | None]:
-    """The tokens up to the earliest end, and why they end.
-
-    A stop id wins over the limit that it also meets.
-    """
-    for count, token in enumerate(ids[:limit], start=1):
-        if token in params.stop_ids:
-            return tuple(ids[:count]), "stop"
-    return tuple(ids[:limit]), "length" if len(ids) >= limit else None
+    def _try_shapes(self) -> None:
+        """Capture and time what rounds may be asked for, before the first answer, on a made-up prompt."""
+        assert self._device is not None
+        choice = None if self.tree is None else self._device.choice(self.tree)
+        if choice is None and not self._device.runs.captures:
+            return
+        shapes = (self.tree,) if choice is None else choice.shapes
+        vocab = self.target.config.vocab_size
+        prompt = [i % vocab for i in range(1, min(_TRIED_TOKENS, self.context // 2) + 1)]
+        for shape in (*shapes, None):
+            rounds = self.generate(prompt, SamplingParams(), speculate=shape is not None, tree=shape)
+            for settled in islice(rounds, 2, 1 + _TRIED_ROUNDS):
+                if choice is not None:
+                    choice.time(shape, settled.verify_s)
+            rounds.close()
+        self.reset()

@@ -73,6 +73,7 @@ class NativeHead:
         self.store = KVStore.allocate(
             1, slots, config.num_kv_heads, config.head_dim, torch.bfloat16, torch.device("cpu")
         )
+        self._addresses = native_store(self.store)
 
     @property
     def nbytes(self) -> int:
@@ -110,7 +111,7 @@ class NativeHead:
         if found is None:
             found = self._requests[kind] = self._request(*kind)
         request, output = found
-        self._head.run(job, native_store(self.store), source, request)
+        self._head.run(job, self._addresses, source, request)
         return output
 
     def _request(self, rows: int, first: int, top: int) -> tuple[HeadRequest, HeadOutput]:

@@ -53,6 +53,7 @@ class NativeTarget:
         self.context = context
         self.model = model
         self._requests: dict[tuple[object, ...], tuple[Request, TargetOutput]] = {}
+        self._store: tuple[KVStore, Store] | None = None  # the last one that was passed
 
     @property
     def nbytes(self) -> int:
@@ -75,14 +76,16 @@ class NativeTarget:
         scored: slice = slice(None),
     ) -> TargetOutput:
         """See `target.Target.forward`. What it gives is overwritten by the next pass."""
-        rows = len(ids)
+        rows = ids.shape[0]
         chosen = range(rows)[scored]
         kind = (rows, chosen.start, len(chosen), taps)
         found = self._requests.get(kind)
         if found is None:
             found = self._requests[kind] = self._request(rows, chosen, taps)
         request, output = found
-        self.model.run(native_pass(ids, positions, slots, view), native_store(store), request)
+        if self._store is None or self._store[0] is not store:
+            self._store = (store, native_store(store))
+        self.model.run(native_pass(ids, positions, slots, view), self._store[1], request)
         return output
 
     def _request(self, rows: int, chosen: range, taps: tuple[int, ...]) -> tuple[Request, TargetOutput]:
@@ -98,22 +101,21 @@ class NativeTarget:
 
 def native_pass(ids: Tensor, positions: Tensor, slots: Tensor, view: AttentionView | BatchView) -> Pass:
     """The C structure of a pass; it keeps the tensors it points to."""
-    job = Pass(rows=len(ids), ids=_int64(ids), positions=_int64(positions), slots=_int64(slots))
+    rows = (len(ids), _int64(ids), _int64(positions), _int64(slots))
     if isinstance(view, BatchView):
         lists, counts = view.slots.to(torch.int32).contiguous(), view.lengths.to(torch.int32)
-        job.own, job.own_counts, job.own_stride = lists.data_ptr(), counts.data_ptr(), lists.shape[1]
+        job = Pass(*rows, None, 0, None, 0, None, None, lists.data_ptr(), counts.data_ptr(), lists.shape[1])
         job.keep = (ids, positions, slots, lists, counts)
         return job
-    job.prefix, job.prefix_count = _int64(view.prefix), len(view.prefix)
-    job.tree, job.tree_count = _int64(view.rows), len(view.rows)
-    granted: object
+    reads = (_int64(view.prefix), view.prefix.shape[0], _int64(view.rows), view.rows.shape[0])
     if isinstance(view, TreeView):
-        granted = (c_int32 * len(view.parents))(*view.parents)
-        job.parents = addressof(granted)
+        parents = (c_int32 * len(view.parents))(*view.parents)
+        job = Pass(*rows, *reads, None, addressof(parents), None, None, 0)
+        job.keep = (ids, positions, slots, view, parents)
     else:
-        granted = view.visible.contiguous()
-        job.visible = granted.data_ptr()
-    job.keep = (ids, positions, slots, view, granted)
+        visible = view.visible.contiguous()
+        job = Pass(*rows, *reads, visible.data_ptr(), None, None, None, 0)
+        job.keep = (ids, positions, slots, view, visible)
     return job
 
 

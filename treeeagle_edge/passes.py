@@ -5,8 +5,8 @@ What turns tokens and slots into tensors, and back into true head rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -21,6 +21,7 @@ from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
 from treeeagle_edge.sequence import LiveSequence
+from treeeagle_edge.small_tensors import int64_tensor
 from treeeagle_edge.target import TargetOutput
 from treeeagle_edge.tree import DraftTree
 
@@ -92,7 +93,7 @@ class Passes:
         position = len(sequence)
         tokens = [*sequence.tokens[sequence.head_tokens :], root]
         with self._kernels():
-            scored = self._extend_head(sequence, tokens, torch.cat(sequence.pending), growth.branching)
+            scored = self._extend_head(sequence, tokens, _joined(sequence.pending), growth.branching)
             sequence.pending = []
             sequence.head_tokens = position  # the root's row counts once the root is committed
             prefix = sequence.table(1, position + 1)
@@ -120,7 +121,7 @@ class Passes:
         rows = len(sequence) - sequence.head_tokens
         if rows < 1:
             return
-        features = torch.cat(sequence.pending)
+        features = _joined(sequence.pending)
         with self._kernels():
             self._extend_head(sequence, sequence.tokens[-rows:], features[:rows], top=1)
         sequence.head_tokens = len(sequence)
@@ -134,9 +135,8 @@ class Passes:
         first, count = sequence.head_tokens, len(tokens)
         slots = sequence.table(first, first + count)
         view = AttentionView(sequence.table(1, first), slots, self._causal[:count, :count])
-        positions = torch.arange(first - 1, first - 1 + count, device=self._device)
-        ids = torch.tensor(tokens, dtype=torch.int64, device=self._device)
-        return self.head.extend(features, ids, positions, slots, view, top)
+        table = int64_tensor((tokens, range(first - 1, first - 1 + count)), self._device)
+        return self.head.extend(features, table[0], table[1], slots, view, top)
 
     def _run(
         self,
@@ -155,7 +155,7 @@ class Passes:
             parents = [*(range(-1, rows - 1) if parents is None else parents), *[-1] * missing]
             ids, positions = [*ids, *[ids[0]] * missing], [*positions, *[positions[0]] * missing]
             slots = [*slots, *[self._pad_slot] * missing]
-        table = torch.tensor([list(ids), list(positions), list(slots)], dtype=torch.int64).to(self._device)
+        table = int64_tensor((ids, positions, slots), self._device)
         view = (
             AttentionView(prefix, table[2], self._causal[:rows, :rows])
             if parents is None
@@ -168,8 +168,9 @@ class Passes:
             torch.cuda.synchronize(self._device)
         return replace(output, features=output.features[:rows]) if missing else output
 
-    @contextmanager
-    def _kernels(self) -> Iterator[None]:
-        backend = use_backend("exact") if self._fixed_rows is not None else nullcontext()
-        with torch.inference_mode(), backend:
-            yield
+    def _kernels(self) -> AbstractContextManager[None]:
+        return use_backend("exact") if self._fixed_rows is not None else nullcontext()
+
+
+def _joined(pending: list[Tensor]) -> Tensor:
+    return pending[0] if len(pending) == 1 else torch.cat(pending)

@@ -72,8 +72,8 @@ class Sampler:
         """Sample along `tree` until the sampled token is not among the drafted children.
 
         `logits` [N, V] float32, row i for tree row i; `root_position` is the root's place in the sequence, so
-        the token sampled at a row of depth d belongs to position root_position + 1 + d. `peaks` are the largest logit of
-        each row [N], not finite where one of the row is not, and its id [N]; looked for unless given. A row that is not
+        the token sampled at a row of depth d belongs to position root_position + 1 + d. `peaks`, [N] the largest
+        logit of each row, not finite where one of the row is not, and [N] its id, are looked for unless given. A row that is not
         finite is not entered: the token that led to it stands, and the next round computes it again on its
         own. Raises CannotRunError if the root's is not.
         """
@@ -82,10 +82,7 @@ class Sampler:
             math.isfinite(value) for value in largest.tolist()
         ]  # NaN and +inf both surface in the maximum
         if not finite[0]:
-            raise CannotRunError(
-                "the target gave non-finite logits",
-                "try --bits 32, or another copy of the model: this one may be damaged",
-            )
+            raise non_finite_logits()
         greedy = best.tolist() if self.params.greedy and self._bias is None and self._seen is None else None
         rows = [0]
         while True:
@@ -93,7 +90,7 @@ class Sampler:
             position = root_position + 1 + tree.depths[row]
             token = greedy[row] if greedy is not None else self._sample(logits[row], position)
             self._observe(token)
-            child = tree.children[row].get(token)
+            child = tree.edges.get((row, token))
             if child is None or not finite[child]:
                 return Walk(tuple(rows), token)
             rows.append(child)
@@ -157,6 +154,14 @@ def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
         return peaks, best
     best = torch.from_numpy(logits.numpy().argmax(axis=-1))
     return logits.gather(-1, best[:, None])[:, 0], best
+
+
+def non_finite_logits() -> CannotRunError:
+    """The error of a target whose logits choose no token."""
+    return CannotRunError(
+        "the target gave non-finite logits",
+        "try --bits 32, or another copy of the model: this one may be damaged",
+    )
 
 
 def bias_vector(params: SamplingParams, vocab_size: int, device: torch.device) -> Tensor | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from treeeagle_edge.kv_pool import KVPool
+from treeeagle_edge.small_tensors import write_int64
 
 
 class LiveSequence:
@@ -28,8 +29,12 @@ class LiveSequence:
         reuse: bool,
         capacity: int,
         device: torch.device,
+        table: Tensor | None = None,
     ) -> None:
-        """Share the longest cached prefix of `prompt`; `capacity` bounds the slot table, in tokens."""
+        """Share the longest cached prefix of `prompt`; `capacity` bounds the slot table, in tokens.
+
+        `table` [capacity] int64 is used in place of a new one: rounds on the device read it where it is.
+        """
         self._pool = pool
         self.with_head = with_head
         match = pool.match(prompt, with_head=with_head) if reuse else None
@@ -39,8 +44,7 @@ class LiveSequence:
         self.tokens: list[int] = list(prompt[: self.cached_tokens])
         self.borrowed: list[int] = []
         self.pending: list[Tensor] = []  # [rows, taps * Ht] each: no head rows yet
-        self._device = device
-        self._table = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self._table = torch.zeros(capacity, dtype=torch.int64, device=device) if table is None else table
         self._table[: len(self.slots)] = torch.tensor(self.slots, dtype=torch.int64, device=device)
 
     def __len__(self) -> int:
@@ -63,8 +67,7 @@ class LiveSequence:
 
     def announce(self, slots: Sequence[int]) -> None:
         """Write borrowed slots behind the committed ones into the table, so that a head pass can read them."""
-        start = len(self.tokens)
-        self._table[start : start + len(slots)] = torch.tensor(slots, dtype=torch.int64, device=self._device)
+        write_int64(self._table, len(self.tokens), slots)
 
     def commit(self, tokens: Sequence[int], slots: Sequence[int], features: Tensor | None = None) -> None:
         """Append tokens with the borrowed slots that hold their KV, and give the other borrowed ones back.
@@ -74,14 +77,18 @@ class LiveSequence:
         """
         root_row_written = not self.pending
         self.announce(slots)
+        self.settle(tokens, slots)
+        if features is not None and self.with_head:
+            self.head_tokens += root_row_written
+            self.pending.append(features)
+
+    def settle(self, tokens: Sequence[int], slots: Sequence[int]) -> None:
+        """What `commit` does beside the table and the features: a round on the device has seen to those."""
         self.tokens.extend(tokens)
         self.slots.extend(slots)
         kept = set(slots)
         rest, self.borrowed = [slot for slot in self.borrowed if slot not in kept], []
         self._pool.release(rest)
-        if features is not None and self.with_head:
-            self.head_tokens += root_row_written
-            self.pending.append(features)
 
     def close(self) -> None:
         """Give borrowed slots back and leave the committed ones to the pool as a cached prefix."""

@@ -40,10 +40,16 @@ class DraftTree:
         return tuple(table)
 
     @cached_property
+    def edges(self) -> dict[tuple[int, int], int]:
+        """(row, token id) -> row of the child that carries the token: what a walk looks up."""
+        return dict(
+            zip(zip(self.parents[1:], self.tokens[1:], strict=True), range(1, len(self)), strict=True)
+        )
+
+    @cached_property
     def children(self) -> tuple[dict[int, int], ...]:
         """[N] for each row, token id -> row of the child that carries it."""
         table: tuple[dict[int, int], ...] = tuple({} for _ in self.tokens)
-        for row, parent in enumerate(self.parents):
-            if parent >= 0:
-                table[parent][self.tokens[row]] = row
+        for (parent, token), row in self.edges.items():
+            table[parent][token] = row
         return table
