@@ -1,4 +1,4 @@
-"""Sections of the GPU check: the card's bandwidth, and how near products with 4-bit weights come to it."""
+"""Sections of the GPU check: the card's bandwidth, and how near products with 4- and 8-bit weights come to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from treeeagle_edge.gpu_check_process import OK
 from treeeagle_edge.gpu_check_products import matrices
 from treeeagle_edge.gpu_check_sizes import Model
 from treeeagle_edge.gpu_check_timing import Arm, Timing, fastest_arm, interleaved, repeated, walk
+from treeeagle_edge.int8_rows import int8_product, quantise_rows
 from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE
 from treeeagle_edge.linear import bitsandbytes_module
 
@@ -67,15 +68,42 @@ def pack(weight: Tensor) -> FourBit:
     )
 
 
-def ring(weight: FourBit, nbytes: int) -> list[FourBit]:
+@dataclass(frozen=True)
+class EightBit:
+    """One int8 weight with its scales, as the int8 product of CUDA reads it."""
+
+    codes: Tensor
+    absmax: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product has to read of it."""
+        return self.codes.nbytes + self.absmax.nbytes
+
+    def clone(self) -> EightBit:
+        """The same weight in other memory."""
+        return EightBit(self.codes.clone(), self.absmax.clone())
+
+
+Packed = TypeVar("Packed", FourBit, EightBit)
+
+
+def ring(weight: Packed, nbytes: int) -> list[Packed]:
     """The weight and copies of it, `nbytes` in all or more: walked in turn, none is in a cache when it comes up."""
     copies = min(_MOST_COPIES, -(-nbytes // weight.nbytes))
     return [weight, *(weight.clone() for _ in range(copies - 1))]
 
 
 def check_linears(probe: Probe, finding: Finding) -> None:
-    """A row a matrix and number of rows: time and share of the measured bandwidth, through bitsandbytes and Triton."""
+    """A row a matrix and number of rows: time and share of the measured bandwidth, through bitsandbytes and Triton at
+    4 bits, and through the int8 product.
+    """
     linears_of(probe, finding, probe.sizes.main, probe.sizes.product_rows)
+
+
+def check_second_linears(probe: Probe, finding: Finding) -> None:
+    """The same for the second model. Its weights are drawn one by one, whether or not it was loaded before."""
+    linears_of(probe, finding, probe.sizes.second, probe.sizes.product_rows)
 
 
 def linears_of(probe: Probe, finding: Finding, which: Model, row_counts: tuple[int, ...]) -> None:
@@ -84,7 +112,8 @@ def linears_of(probe: Probe, finding: Finding, which: Model, row_counts: tuple[i
         if probe.left < 0:
             finding.notes.append(f"time was over before {name}")
             return
-        columns = ("copies", "bitsandbytes us", "share", "triton us", "triton share", "16-bit us", "how")
+        four, eight = ("bitsandbytes us", "share", "triton us", "triton share"), ("int8 us", "int8 share")
+        columns = ("copies", *four, *eight, "16-bit us", "how")
         row = {"model": which.name, "matrix": name, "out": out_size, "in": in_size}
         probe.attempt(
             finding,
@@ -94,36 +123,40 @@ def linears_of(probe: Probe, finding: Finding, which: Model, row_counts: tuple[i
 
 
 def _measure(probe: Probe, finding: Finding, row: Row, row_counts: tuple[int, ...]) -> list[Row]:
-    """All numbers of rows and both products in one interleaved run. `lm_head` is measured in 16 bits, too."""
+    """All numbers of rows and all products in one interleaved run. `lm_head` is measured in 16 bits, too."""
     weight = draw((row["out"], row["in"]), probe.device, torch.bfloat16, "weight")
     weights = ring(pack(weight), probe.sizes.ring_bytes)
+    eight = ring(EightBit(*quantise_rows(weight, probe.device)), probe.sizes.ring_bytes)
+    dense = weight if row["matrix"] == "lm_head" else None
     loops = max(1, -(-probe.sizes.graph_bytes // (weights[0].nbytes * len(weights))))
+    walked = {"int8": len(eight), "16-bit": 1}
     arms: dict[str, Arm] = {}
     notes: dict[str, str] = {}
     for rows in row_counts:
         x = draw((rows, row["in"]), probe.device, torch.bfloat16, "x")
-        for name, call in _calls(probe, x, weights, weight if row["matrix"] == "lm_head" else None).items():
+        for name, call in _calls(probe, x, weights, eight, dense).items():
             arm, reason = fastest_arm(repeated(call, loops), probe.device)
-            per = loops * (1 if name == "16-bit" else len(weights))
-            arms[f"{name} {rows}"] = Arm(arm.call, per, arm.how)
+            arms[f"{name} {rows}"] = Arm(arm.call, loops * walked.get(name, len(weights)), arm.how)
             if reason is not None:
                 notes[name] = reason
     times = interleaved(arms, probe.device, probe.sizes.samples, probe.stop)
     bandwidth = probe.facts.get(BANDWIDTH)
     finding.notes += [f"{name}: {reason}" for name, reason in notes.items()]
+    nbytes = weights[0].nbytes, eight[0].nbytes
     return [
-        {"rows": rows, "copies": len(weights), **_figures(times, rows, weights[0].nbytes, bandwidth)}
+        {"rows": rows, "copies": len(weights), **_figures(times, rows, nbytes, bandwidth)}
         for rows in row_counts
     ]
 
 
 def _calls(
-    probe: Probe, x: Tensor, weights: list[FourBit], dense: Tensor | None
+    probe: Probe, x: Tensor, weights: list[FourBit], eight: list[EightBit], dense: Tensor | None
 ) -> dict[str, Callable[[], object]]:
-    """Ways to multiply `x` with each weight of the ring; a 16-bit weight is too large for any cache already."""
+    """Ways to multiply `x` with each weight of a ring; a 16-bit weight is too large for any cache already."""
     product = bitsandbytes_module().matmul_4bit
     calls: dict[str, Callable[[], object]] = {
-        "bitsandbytes": walk(weights, lambda each: product(x, each.packed, quant_state=each.state))
+        "bitsandbytes": walk(weights, lambda each: product(x, each.packed, quant_state=each.state)),
+        "int8": walk(eight, lambda each: int8_product(x, each.codes, each.absmax)),
     }
     if probe.triton_problem() is None:
         from treeeagle_edge.kernels.triton.matmul_4bit import matmul_4bit
@@ -135,17 +168,23 @@ def _calls(
     return calls
 
 
-def _figures(times: dict[str, Timing], rows: int, nbytes: int, bandwidth: float | None) -> dict[str, Any]:
-    bnb, ours, dense = (times.get(f"{name} {rows}") for name in ("bitsandbytes", "triton", "16-bit"))
+def _figures(
+    times: dict[str, Timing], rows: int, nbytes: tuple[int, int], bandwidth: float | None
+) -> dict[str, Any]:
+    """`nbytes`: of the weight at 4 and at 8 bits."""
+    names = ("bitsandbytes", "triton", "int8", "16-bit")
+    bnb, ours, eight, dense = (times.get(f"{name} {rows}") for name in names)
 
-    def share(timing: Timing | None) -> float | None:
-        return None if timing is None or not bandwidth else nbytes / (timing.us * 1e-6) / bandwidth
+    def share(timing: Timing | None, read: int = nbytes[0]) -> float | None:
+        return None if timing is None or not bandwidth else read / (timing.us * 1e-6) / bandwidth
 
     return {
         "bitsandbytes us": bnb.us if bnb else None,
         "share": share(bnb),
         "triton us": ours.us if ours else None,
         "triton share": share(ours),
+        "int8 us": eight.us if eight else None,
+        "int8 share": share(eight, nbytes[1]),
         "16-bit us": dense.us if dense else None,
         "how": bnb.how if bnb else None,
     }

@@ -20,7 +20,7 @@ from treeeagle_edge import __version__
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.gpu_check_attention import check_attention
 from treeeagle_edge.gpu_check_kernels import check_kernels
-from treeeagle_edge.gpu_check_linears import check_bandwidth, check_linears
+from treeeagle_edge.gpu_check_linears import check_bandwidth, check_linears, check_second_linears
 from treeeagle_edge.gpu_check_memory import check_load, check_memory
 from treeeagle_edge.gpu_check_parity import check_parity
 from treeeagle_edge.gpu_check_passes import check_graphs, check_passes, check_second_passes
@@ -43,6 +43,7 @@ SECTIONS: Mapping[str, Callable[[Probe, Finding], None]] = MappingProxyType(
         "attention": check_attention,
         "speed": check_speed,
         "graphs": check_graphs,
+        "linears-2": check_second_linears,
         "products": check_products,
         "memory": check_memory,
         "passes-2": check_second_passes,

@@ -62,7 +62,15 @@ def test_all_of_it_runs_on_a_cpu_and_says_what_needs_a_card(tmp_path: Path) -> N
     assert {row["matrix"] for row in products} == {"qkv", "o", "gate_up", "down", "lm_head"}
     assert all("4bit" in row["seen"] for row in products if row["matrix"] != "lm_head")
     linears = rows_of(document, "linears")
-    assert all(row["bitsandbytes us"] > 0 and row["share"] > 0 for row in linears)
+    second = rows_of(document, "linears-2")
+    for row in (*linears, *second):
+        assert (
+            row["bitsandbytes us"] > 0 and row["share"] > 0 and row["int8 us"] > 0 and row["int8 share"] > 0
+        )
+        assert (row["16-bit us"] is None) == (row["matrix"] != "lm_head")
+    shapes = [(row["matrix"], row["rows"]) for row in linears]
+    assert shapes == [(row["matrix"], row["rows"]) for row in second] and len(set(shapes)) == 10
+    assert {row["model"] for row in second} == {"a tiny Qwen2"} != {row["model"] for row in linears}
     assert rows_of(document, "memory")[0]["rounds"] > 0
 
 
