@@ -1,98 +1,110 @@
-"""A small tree on which an attention backend shows that it runs, and gives what the reference gives."""
+"""Kernels show on small calls that they run, and give what the reference gives, before they serve."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from treeeagle_edge.errors import CannotRunError, TreeEagleError, reason_of
-from treeeagle_edge.kernels.dispatch import attention, set_backend, use_backend
-from treeeagle_edge.kernels.view import AttentionView
-from treeeagle_edge.tree import DraftTree
+from treeeagle_edge.kernels.dispatch import TRITON, leave_out, set_backend, use_backend
+from treeeagle_edge.kernels.trial_cases import Case, ModelShape, cases
+from treeeagle_edge.kernels.triton import availability
 
-_PREFIX, _SLOTS = 40, 64
-_TREE = DraftTree((1, 2, 3, 4, 5, 6), (-1, 0, 0, 1, 1, 3), (0, 1, 1, 2, 2, 3), (0.0,) * 6)
-_ROUNDINGS = 8  # of the pool's dtype: what kernels may differ by that round weights and products there
-
-
-@dataclass(frozen=True)
-class HeadShape:
-    """Attention heads of one model."""
-
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 32
-    dtype: torch.dtype = torch.float32  # of keys and values
+NAMES = {  # of operations, for a person
+    "attention": "attention",
+    "rms_norm": "RMSNorm",
+    "add_rms_norm": "RMSNorm after a residual sum",
+    "rotate_and_write": "RoPE with the KV write",
+    "silu_gate": "SiLU gate",
+    "matmul_4bit": "4-bit product",
+}
 
 
-@dataclass(frozen=True)
-class Trial:
-    """Arguments of one attention call: a tree of six rows after forty tokens, in scattered slots."""
-
-    query: Tensor  # [6, heads, head_dim] float32
-    keys: Tensor  # [slots, kv_heads, head_dim]
-    values: Tensor
-    view: AttentionView
-
-    @property
-    def limit(self) -> float:
-        """The largest relative error that rounding explains: 1e-4 for a pool in fp32."""
-        eps = torch.finfo(self.keys.dtype).eps
-        return 1e-4 if self.keys.dtype == torch.float32 else _ROUNDINGS * eps
-
-
-def small_tree(device: torch.device, shape: HeadShape | None = None) -> Trial:
-    """The same random numbers on every device."""
-    shape = shape or HeadShape()
-    visible = torch.zeros(len(_TREE), len(_TREE), dtype=torch.bool)
-    for row, path in enumerate(_TREE.ancestors):
-        visible[row, list(path)] = True
-    generator = torch.Generator().manual_seed(11)
-    slots = torch.randperm(_SLOTS, generator=generator).to(device)
-    view = AttentionView(slots[:_PREFIX], slots[_PREFIX : _PREFIX + len(_TREE)], visible.to(device))
-    query = torch.randn(len(_TREE), shape.heads, shape.head_dim, generator=generator).to(device)
-    pool = (_SLOTS, shape.kv_heads, shape.head_dim)
-    keys, values = (torch.randn(pool, generator=generator).to(device, shape.dtype) for _ in range(2))
-    return Trial(query, keys, values, view)
-
-
-def relative_error(name: str, trial: Trial) -> float:
+def relative_error(name: str, case: Case) -> float:
     """The backend's largest difference from the reference, by the reference's largest value. Waits for the device.
 
     Raises whatever the backend raises; afterwards the backend that was in force is in force again.
     """
-    with _on(trial.query.device):
+    with _on(case.device):
         with use_backend("reference"):
-            expected = attention(trial.query, trial.keys, trial.values, trial.view)
+            expected = case.call()
         with use_backend(name):
-            got = attention(trial.query, trial.keys, trial.values, trial.view)
-        return float((got - expected).abs().max() / expected.abs().max())
+            got = case.call()
+        errors = [
+            float((a.float() - b.float()).abs().max() / b.float().abs().max())
+            for a, b in zip(got, expected, strict=True)
+        ]
+    return max(errors, key=lambda error: float("inf") if error != error else error)  # NaN is the worst
 
 
-def refusal(name: str, trial: Trial) -> str | None:
-    """Why the backend should not serve here, as a lower-case sentence; None where it should.
+def refusal(name: str, case: Case) -> str | None:
+    """Why the backend should not compute this operation here, as a lower-case sentence; None where it should.
 
     Raises CannotRunError where the attempt broke CUDA for this process, so that nothing can be done on it any more.
     """
     try:
-        error = relative_error(name, trial)
+        error = relative_error(name, case)
     except Exception as problem:  # a compiler, a driver and a launcher each raise errors of their own
-        require_device(trial.query.device, name)
+        require_device(case.device, name)
         return (
             problem.message if isinstance(problem, TreeEagleError) else f"{name} fails: {reason_of(problem)}"
         )
-    return None if error <= trial.limit else f"{name} is {error:.1e} from the reference"
+    return None if error <= case.limit else f"{name} is {error:.1e} from the reference"
+
+
+def refusals(name: str, device: torch.device, shapes: Iterable[ModelShape]) -> dict[str, str]:
+    """Operation -> why the backend should not compute it, for those that failed or were wrong in one of the shapes.
+
+    Errors as `refusal`.
+    """
+    found: dict[str, str] = {}
+    for shape in dict.fromkeys(shapes):
+        for case in cases(device, shape):
+            if case.operation not in found and (reason := refusal(name, case)) is not None:
+                found[case.operation] = reason
+    return found
+
+
+def choose_kernels(device: torch.device, shapes: Iterable[ModelShape], *, plain: bool) -> tuple[str, ...]:
+    """Put the best kernels for `device` in force: on CUDA each of Triton's that runs and is right for all `shapes`.
+
+    Returns sentences that name those whose place the reference takes, and why; with `plain` it takes all, on purpose.
+    Raises nothing but the CannotRunError of `refusal`: with CUDA broken in this process, the reference cannot serve
+    either.
+    """
+    leave_out(())
+    set_backend("reference")
+    if device.type != "cuda":
+        return ()
+    torch.cuda.set_device(device)  # Triton launches on the current card
+    if plain:
+        return ()
+    missing = availability.problem()
+    if missing is not None:
+        return (f"slower without Triton's kernels: {missing.message}",)
+    found = refusals(TRITON, device, shapes)
+    leave_out(found)
+    set_backend(TRITON)
+    return tuple(f"slower without Triton's kernels: {each}" for each in told(found))
+
+
+def told(refused: Mapping[str, str]) -> list[str]:
+    """What `refusals` found, for a person: an item a reason."""
+    return [
+        f"{', '.join(NAMES[operation] for operation in refused if refused[operation] == reason)} ({reason})"
+        for reason in dict.fromkeys(refused.values())
+    ]
 
 
 def refusal_apart(name: str, device: torch.device, seconds: float = 180.0) -> str | None:
-    """As `refusal` on `small_tree(device)`, in a process of its own: a kernel that breaks CUDA, or never ends, breaks
-    nothing here. Compiling takes most of the time.
+    """Why the backend should not compute all that a small model of bf16 and 4 bits asks for; None where it should.
+
+    Tried in a process of its own: a kernel that breaks CUDA, or never ends, breaks nothing here. Compiling takes most
+    of the time.
     """
     command = [sys.executable, "-P", "-m", "treeeagle_edge.kernels.trial", name, str(device)]
     try:
@@ -106,33 +118,15 @@ def refusal_apart(name: str, device: torch.device, seconds: float = 180.0) -> st
 
 
 def main(name: str, device: str) -> int:
-    """What `refusal_apart` runs: the reason on stdout, and 1 where there is one."""
+    """What `refusal_apart` runs: the reasons on one line of stdout, and 1 where there is one."""
+    shape = ModelShape(dtype=torch.bfloat16, packed=True)
     try:
-        reason = refusal(name, small_tree(torch.device(device)))
+        reasons = told(refusals(name, torch.device(device), [shape]))
     except CannotRunError as error:
-        reason = error.message
-    if reason is not None:
-        print(reason, flush=True)
-    return int(reason is not None)
-
-
-def choose_attention(device: torch.device, shapes: Iterable[HeadShape], *, plain: bool) -> str | None:
-    """Put the best attention for `device` in force: on CUDA Triton's, where it runs and is right for all `shapes`.
-
-    Returns a sentence where the reference serves in its place; with `plain` it does so on purpose. Errors as `refusal`.
-    """
-    set_backend("reference")
-    if device.type != "cuda":
-        return None
-    torch.cuda.set_device(device)  # Triton launches on the current card
-    if plain:
-        return None
-    for shape in shapes:
-        reason = refusal("triton", small_tree(device, shape))
-        if reason is not None:
-            return f"attention runs on PyTorch's operations, which are slower: {reason}"
-    set_backend("triton")
-    return None
+        reasons = [error.message]
+    if reasons:
+        print("; ".join(reasons), flush=True)
+    return int(bool(reasons))
 
 
 def require_device(device: torch.device, what: str) -> None:

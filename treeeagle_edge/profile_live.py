@@ -12,6 +12,7 @@ from torch import Tensor
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.kernels import trial
 from treeeagle_edge.kernels.dispatch import attention, available_backends, use_backend
+from treeeagle_edge.kernels.trial_cases import SmallTree, small_tree
 from treeeagle_edge.kernels.triton import availability
 from treeeagle_edge.linear import Linear, make_linear
 from treeeagle_edge.profile_checks import FAIL, OK, WARN, Check
@@ -85,28 +86,26 @@ def _native_layer(weight: Tensor, x: Tensor, bits: int) -> Tensor:
 def check_kernels(device: torch.device, *, native: bool = False) -> Iterator[Check]:
     """Every attention backend against the reference, on a tree of six rows after a prefix of forty tokens.
 
-    `native`: the native attention, too. A backend of CUDA that does not run, or is wrong, is a warning: the reference
-    takes its place. It is tried in a process of its own, which it may break.
+    `native`: the native attention, too. On CUDA all of Triton's kernels are tried, in a process of their own, which
+    they may break. One that does not run, or is wrong, is a warning: the reference takes its place.
     """
-    case = trial.small_tree(device)
+    tree = small_tree(device)
     agreed = []
     for name in available_backends():
         apart = name == "triton" and device.type == "cuda"
-        reason = trial.refusal_apart(name, device) if apart else trial.refusal(name, case)
+        reason = trial.refusal_apart(name, device) if apart else trial.refusal(name, tree.case)
         if reason is None:
             agreed.append(name)
         elif name == "triton":
-            hint = "the reference serves in its place, slower in long contexts; please report it"
-            yield Check("kernels", WARN, f"attention backend triton does not serve: {reason}", hint)
+            hint = "the reference serves in its place, and is slower; please report it"
+            yield Check("kernels", WARN, f"triton does not serve: {reason}", hint)
         else:
             yield Check("kernels", FAIL, f"attention backend {reason}", "please report it")
     missing = availability.problem() if device.type == "cuda" else None
     if missing is not None:
-        yield Check(
-            "kernels", WARN, f"attention runs on PyTorch's operations: {missing.message}", missing.hint
-        )
+        yield Check("kernels", WARN, f"slower without Triton's kernels: {missing.message}", missing.hint)
     if native:
-        worst = _native_error(case)
+        worst = _native_error(tree)
         if worst <= _NATIVE_LIMIT:
             agreed.append("native")
         else:
@@ -115,12 +114,12 @@ def check_kernels(device: torch.device, *, native: bool = False) -> Iterator[Che
     yield Check("kernels", OK, f"attention on a small tree: {', '.join(agreed)} agree")
 
 
-def _native_error(case: trial.Trial) -> float:
+def _native_error(tree: SmallTree) -> float:
     from treeeagle_edge.profile_native import native_attention
 
     with use_backend("reference"):
-        expected = attention(case.query, case.keys, case.values, case.view)
-    got = native_attention(case.query, case.keys, case.values, case.view)
+        expected = attention(tree.query, tree.keys, tree.values, tree.view)
+    got = native_attention(tree.query, tree.keys, tree.values, tree.view)
     return float((got - expected).abs().max() / expected.abs().max())
 
 

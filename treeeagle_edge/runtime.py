@@ -16,11 +16,11 @@ from treeeagle_edge.generation_defaults import GenerationDefaults
 from treeeagle_edge.hardware import Hardware, detect
 from treeeagle_edge.head import Head
 from treeeagle_edge.head_checkpoint import open_head
-from treeeagle_edge.head_config import HeadConfig
-from treeeagle_edge.kernels.dispatch import current_backend
-from treeeagle_edge.kernels.trial import HeadShape, choose_attention
+from treeeagle_edge.kernel_shapes import head_shape, target_shape
+from treeeagle_edge.kernels.dispatch import OPERATIONS, serving
+from treeeagle_edge.kernels.trial import choose_kernels
+from treeeagle_edge.kernels.trial_cases import ModelShape
 from treeeagle_edge.known_models import find_known
-from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
 from treeeagle_edge.models import resolve_head, resolve_model
 from treeeagle_edge.passes import MAX_EXPANSIONS, PREFILL_CHUNK
@@ -76,13 +76,13 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
     head_path = _head_path(plan, fetch=fetch, say=say)
     target, head = _load_models(plan, checkpoint, threads, head_path)
     # before what passes cost is measured
-    slower = choose_attention(
-        torch.device(plan.device), _head_shapes(target, head), plain=settings.kernels == "torch"
+    slower = choose_kernels(
+        torch.device(plan.device), _kernel_shapes(plan, target, head), plain=settings.kernels == "torch"
     )
     engine = _build_engine(
         plan, target, head, exact=settings.exact, cache=_costs_path(plan, hardware, threads)
     )
-    notes = [*hardware.notes, *([] if slower is None else [slower])]
+    notes = [*hardware.notes, *slower]
     if plan.note is not None:
         notes.append(f"{plan.note.text}; {plan.note.hint}")
     if head is not None:
@@ -203,12 +203,12 @@ def _build_engine(
     return engine
 
 
-def _head_shapes(target: TargetModel, head: DraftHead | None) -> list[HeadShape]:
-    """What the attention of both models is asked for."""
-    models: list[tuple[ModelConfig | HeadConfig, torch.dtype]] = [(target.config, target.kv_dtype)]
+def _kernel_shapes(plan: RunPlan, target: TargetModel, head: DraftHead | None) -> list[ModelShape]:
+    """What both models ask of the kernels, where they are on PyTorch's path."""
+    shapes = [target_shape(target.config, target.kv_dtype, plan.widths.layers)]
     if head is not None:
-        models.append((head.config, head.store.keys.dtype))
-    return [HeadShape(c.num_heads, c.num_kv_heads, c.head_dim, dtype) for c, dtype in models]
+        shapes.append(head_shape(head.config, head.store.keys.dtype, plan.widths.head))
+    return shapes
 
 
 def _costs_path(plan: RunPlan, hardware: Hardware, threads: int) -> Path:
@@ -222,7 +222,7 @@ def _costs_path(plan: RunPlan, hardware: Hardware, threads: int) -> Path:
         plan.widths,
         plan.backend,
         plan.tree,
-        *([] if plan.device == "cpu" else [current_backend()]),
+        *([] if plan.device == "cpu" else map(serving, OPERATIONS)),
     )
     return cache_dir() / "costs" / f"{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.json"
 

@@ -474,7 +474,7 @@ def test_a_wrong_kernel_is_caught(monkeypatch):
     def wrong(query, keys, values, view):
         return torch.zeros_like(query)
 
-    monkeypatch.setitem(dispatch._dispatcher.backends, "wrong", wrong)
+    monkeypatch.setitem(dispatch._dispatcher.kernels["attention"], "wrong", wrong)
     first, last = list(profile_live.check_kernels(torch.device("cpu"), native=False))
     assert first.status == "fail" and "attention backend wrong is 1.0e+00 from the reference" in first.text
     assert last.text.endswith("reference, exact agree") and last.status == "ok"

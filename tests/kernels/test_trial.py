@@ -1,78 +1,114 @@
-"""A backend serves only where it ran and was right on a small tree; elsewhere a sentence says why it does not."""
+"""A kernel serves only where it ran and was right on a small call; elsewhere a sentence says why it does not."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.kernels import dispatch, reference, trial
+from treeeagle_edge.kernels import dispatch, trial, trial_cases
+from treeeagle_edge.kernels.trial_cases import ModelShape
 from treeeagle_edge.kernels.triton import availability
 from treeeagle_edge.profile_live import check_kernels
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:1")
-SHAPES = [trial.HeadShape(), trial.HeadShape(6, 3, 16, torch.bfloat16)]
+SHAPES = [
+    ModelShape(packed=True),
+    ModelShape(6, 3, 16, 64, 80, dtype=torch.bfloat16, head_norm=True),
+    ModelShape(dtype=torch.bfloat16, stream=torch.bfloat16),
+]
+KERNELS = dispatch._dispatcher.kernels
 
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.device]]:
-    """A card in words: the small tree lies on the CPU, and Triton's attention is the reference. Gives cards chosen."""
+    """A card in words: inputs lie on the CPU, and Triton's kernels are the reference's. Gives the cards chosen."""
     chosen: list[torch.device] = []
-    on_cpu = trial.small_tree
-    monkeypatch.setattr(trial, "small_tree", lambda device, shape=None: on_cpu(CPU, shape))
+    monkeypatch.setattr(trial, "cases", lambda device, shape: trial_cases.cases(CPU, shape))
+    monkeypatch.setattr("treeeagle_edge.profile_live.small_tree", lambda device: trial_cases.small_tree(CPU))
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(availability, "problem", lambda: None)
-    monkeypatch.setitem(dispatch._dispatcher.kernels["attention"], "triton", reference.attention)
+    for kernels in KERNELS.values():
+        monkeypatch.setitem(kernels, "triton", kernels["reference"])
     yield chosen
+    dispatch.leave_out(())
     dispatch.set_backend("reference")
 
 
 def broken(error: Exception) -> Callable[..., torch.Tensor]:
-    def attention(*_: object) -> torch.Tensor:
+    def kernel(*_: object) -> torch.Tensor:
         raise error
 
-    return attention
+    return kernel
 
 
-def test_backends_of_the_cpu_are_right() -> None:
-    for shape in SHAPES:
-        case = trial.small_tree(CPU, shape)
-        assert case.keys.dtype == shape.dtype and case.query.shape == (6, shape.heads, shape.head_dim)
-        assert trial.refusal("reference", case) is None and trial.refusal("exact", case) is None
+def serving() -> set[str]:
+    return {operation for operation in dispatch.OPERATIONS if dispatch.serving(operation) == "triton"}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_backend_that_is_wrong_is_refused(shape: trial.HeadShape, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nearly(*arguments: object) -> torch.Tensor:
-        return reference.attention(*arguments) * 1.1  # type: ignore[arg-type]
+def test_every_operation_of_a_model_has_a_case_and_backends_of_the_cpu_are_right(shape: ModelShape) -> None:
+    cases = list(trial_cases.cases(CPU, shape))
+    tried = {case.operation for case in cases}
+    assert tried == set(dispatch.OPERATIONS) - (set() if shape.packed else {"matmul_4bit"})
+    for case in cases:
+        assert trial.refusal("reference", case) is None and trial.refusal("exact", case) is None
+    tree = trial_cases.small_tree(CPU, shape)
+    assert tree.keys.dtype == shape.dtype and tree.query.shape == (6, shape.heads, shape.head_dim)
 
-    monkeypatch.setitem(dispatch._dispatcher.kernels["attention"], "nearly", nearly)
-    reason = trial.refusal("nearly", trial.small_tree(CPU, shape))
-    assert reason is not None and reason.startswith("nearly is 1.0e-01 from")
-    monkeypatch.setitem(
-        dispatch._dispatcher.kernels["attention"], "nearly", lambda query, *_: query * float("nan")
-    )
-    assert "nan from the reference" in str(trial.refusal("nearly", trial.small_tree(CPU, shape)))
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("operation", dispatch.OPERATIONS)
+def test_a_kernel_that_is_wrong_is_refused(
+    operation: str, shape: ModelShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = KERNELS[operation]
+    for case in trial_cases.cases(CPU, shape):
+        if case.operation != operation:
+            continue
+        monkeypatch.setitem(kernels, "exact", lambda *args: kernels["reference"](*args) * 1.1)
+        reason = trial.refusal("exact", case)
+        assert reason is not None and reason.startswith(("exact is 1.0e-01 from", "exact is 9.9e-02 from"))
+        monkeypatch.setitem(kernels, "exact", lambda *args: kernels["reference"](*args) * float("nan"))
+        assert trial.refusal("exact", case) == "exact is nan from the reference"
     assert dispatch.current_backend() == "reference"
+
+
+def test_what_a_kernel_writes_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The residual stream, keys and values: results that a call does not return."""
+    kernels = KERNELS["rotate_and_write"]
+
+    def forgets_values(qkv: torch.Tensor, *rest: object) -> torch.Tensor:
+        held = qkv.clone()
+        held[:, -2:] = 0
+        return kernels["reference"](held, *rest)
+
+    monkeypatch.setitem(kernels, "exact", forgets_values)
+    monkeypatch.setitem(KERNELS["add_rms_norm"], "exact", lambda x, *_: torch.ones_like(x))
+    refused = trial.refusals("exact", CPU, [ModelShape()])
+    assert refused["rotate_and_write"] == "exact is 1.0e+00 from the reference"
+    assert set(refused) == {"rotate_and_write", "add_rms_norm"}
 
 
 def test_on_the_cpu_the_reference_is_chosen_and_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "refusal", broken(AssertionError("tried")))
     dispatch.set_backend("exact")
-    assert trial.choose_attention(CPU, SHAPES, plain=False) is None
+    assert trial.choose_kernels(CPU, SHAPES, plain=False) == ()
     assert dispatch.current_backend() == "reference"
 
 
 def test_on_cuda_triton_is_chosen_on_the_card_of_the_run(card: list[torch.device]) -> None:
-    assert trial.choose_attention(CUDA, SHAPES, plain=False) is None
-    assert dispatch.current_backend() == "triton" and card == [CUDA]
+    dispatch.leave_out({"attention"})  # by an earlier start
+    assert trial.choose_kernels(CUDA, SHAPES, plain=False) == ()
+    assert serving() == set(dispatch.OPERATIONS) and card == [CUDA]
 
 
 def test_kernels_torch_keeps_the_reference_without_a_word(card: list[torch.device]) -> None:
-    assert trial.choose_attention(CUDA, SHAPES, plain=True) is None
+    assert trial.choose_kernels(CUDA, SHAPES, plain=True) == ()
     assert dispatch.current_backend() == "reference" and card == [CUDA]
 
 
@@ -82,19 +118,48 @@ def test_kernels_torch_keeps_the_reference_without_a_word(card: list[torch.devic
         (RuntimeError("PTXAS failed\nlong log"), "triton fails: PTXAS failed"),
         (
             CannotRunError("triton attention has heads of 128 at most", "use reference"),
-            "heads of 128 at most",
+            "triton attention has heads of 128 at most",
         ),
         (AttributeError(), "triton fails: AttributeError"),
     ],
 )
-def test_on_cuda_a_kernel_that_fails_gives_way_to_the_reference(
-    error: Exception, reason: str, card: list[torch.device], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("operation", dispatch.OPERATIONS)
+def test_on_cuda_a_kernel_that_fails_gives_way_to_the_reference_and_the_others_serve(
+    operation: str,
+    error: Exception,
+    reason: str,
+    card: list[torch.device],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(dispatch._dispatcher.kernels["attention"], "triton", broken(error))
-    said = trial.choose_attention(CUDA, SHAPES, plain=False)
-    assert said is not None and said.endswith(reason)
-    assert str(said).startswith("attention runs on PyTorch's operations, which are slower: ")
-    assert dispatch.current_backend() == "reference"
+    monkeypatch.setitem(KERNELS[operation], "triton", broken(error))
+    said = trial.choose_kernels(CUDA, SHAPES, plain=False)
+    assert said == (f"slower without Triton's kernels: {trial.NAMES[operation]} ({reason})",)
+    assert serving() == set(dispatch.OPERATIONS) - {operation}
+
+
+def test_kernels_that_fail_alike_are_told_together_and_one_shape_is_enough(
+    card: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for operation in ("rms_norm", "silu_gate"):
+        monkeypatch.setitem(KERNELS[operation], "triton", broken(RuntimeError("no ptxas")))
+    reference = KERNELS["attention"]["reference"]
+
+    def only_four_heads(query: torch.Tensor, *rest: object) -> torch.Tensor:
+        return reference(query, *rest) * (1 if query.shape[1] == 4 else 2)
+
+    monkeypatch.setitem(KERNELS["attention"], "triton", only_four_heads)
+    assert trial.choose_kernels(CUDA, SHAPES, plain=False) == (
+        "slower without Triton's kernels: RMSNorm, SiLU gate (triton fails: no ptxas)",
+        "slower without Triton's kernels: attention (triton is 1.0e+00 from the reference)",
+    )
+    assert serving() == {"add_rms_norm", "rotate_and_write", "matmul_4bit"}
+
+
+def test_a_width_that_blocks_of_4_bits_do_not_fill_is_not_tried(card: list[torch.device]) -> None:
+    """4 bits in blocks that rows would cut: nothing to try, and nothing that `linear` would call."""
+    shape = replace(SHAPES[0], hidden=96)
+    assert "matmul_4bit" not in {case.operation for case in trial_cases.cases(CPU, shape)}
+    assert trial.choose_kernels(CUDA, [shape], plain=False) == ()
 
 
 def test_on_cuda_an_unavailable_triton_is_explained(
@@ -102,8 +167,9 @@ def test_on_cuda_an_unavailable_triton_is_explained(
 ) -> None:
     missing = CannotRunError("triton needs a C compiler, and there is neither gcc nor clang", "install one")
     monkeypatch.setattr(availability, "problem", lambda: missing)
-    said = trial.choose_attention(CUDA, SHAPES, plain=False)
-    assert said is not None and missing.message in said
+    assert trial.choose_kernels(CUDA, SHAPES, plain=False) == (
+        f"slower without Triton's kernels: {missing.message}",
+    )
     assert dispatch.current_backend() == "reference"
 
 
@@ -156,11 +222,14 @@ def test_profile_survives_a_triton_kernel_that_fails_on_a_card(
 
     def apart(name: str, device: torch.device) -> str:
         asked.append((name, device))
-        return "triton fails: an illegal memory access"
+        return "SiLU gate (triton fails: an illegal memory access)"
 
     monkeypatch.setattr(trial, "refusal_apart", apart)
     warning, last = list(check_kernels(CUDA))
-    assert warning.status == "warn" and "triton does not serve: triton fails: an illegal" in warning.text
+    assert (
+        warning.status == "warn"
+        and "triton does not serve: SiLU gate (triton fails: an illegal" in warning.text
+    )
     assert "reference serves in its place" in str(warning.hint)
     assert last.status == "ok" and last.text.endswith("reference, exact agree")
     assert asked == [("triton", CUDA)]

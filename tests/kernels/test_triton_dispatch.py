@@ -11,7 +11,8 @@ import torch
 from triton_cases import DEVICE, assert_near, needs_triton, normal, tree_view
 
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.kernels import dispatch, reference
+from treeeagle_edge.kernels import dispatch, reference, trial
+from treeeagle_edge.kernels.trial_cases import ModelShape
 from treeeagle_edge.kernels.triton import availability
 from treeeagle_edge.kernels.view import BatchView
 
@@ -107,3 +108,16 @@ def test_rows_of_separate_sequences_stay_with_the_reference() -> None:
     with dispatch.use_backend("triton"):
         ours = dispatch.attention(query, keys, values, view)
     assert torch.equal(ours, reference.attention(query, keys, values, view))
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ModelShape(packed=True),
+        ModelShape(7, 1, 16, 64, 80, dtype=torch.bfloat16, head_norm=True, packed=True),
+        ModelShape(dtype=torch.float16, stream=torch.float16),
+    ],
+)
+def test_every_kernel_passes_its_trial(shape: ModelShape) -> None:
+    assert trial.refusals("triton", DEVICE, [shape]) == {}
