@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from itertools import islice
 
 import torch
@@ -23,7 +24,6 @@ from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling import Sampler
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.sequence import LiveSequence
-from treeeagle_edge.small_tensors import take_rows
 from treeeagle_edge.target import exact_rows
 
 _TRIED_TOKENS = 48  # of the made-up prompt on which rounds are captured and timed
@@ -132,7 +132,7 @@ class Engine:
         speculate: bool = True,
         reuse_prefix: bool = True,
         tree: TreeShape | None = None,
-    ) -> Iterator[Round]:
+    ) -> Generator[Round]:
         """Yield the prefill's Round, then one a verify pass, until a stop id, max_tokens or the context's
         end.
 
@@ -233,8 +233,8 @@ class Engine:
         prompt = [i % vocab for i in range(1, min(_TRIED_TOKENS, self.context // 2) + 1)]
         for shape in (*shapes, None):
             rounds = self.generate(prompt, SamplingParams(), speculate=shape is not None, tree=shape)
-            for settled in islice(rounds, 2, 1 + _TRIED_ROUNDS):
-                if choice is not None:
-                    choice.time(shape, settled.verify_s)
-            rounds.close()
+            with closing(rounds):
+                for settled in islice(rounds, 2, 1 + _TRIED_ROUNDS):
+                    if choice is not None:
+                        choice.time(shape, settled.verify_s)
         self.reset()

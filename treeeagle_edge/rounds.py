@@ -8,6 +8,7 @@ from treeeagle_edge.errors import UsageError
 from treeeagle_edge.tree import DraftTree
 
 MAX_BRANCHING = 64
+MAX_NODES = 256
 _TYPICAL_NODES, _TYPICAL_DEPTH = 6, 3
 _ADAPTIVE_NODES = 32  # the most a round may draft where its size is measured: beyond, no CPU or card gains
 
@@ -26,7 +27,7 @@ class TreeShape:
     adaptive: bool = False
 
     def __post_init__(self) -> None:
-        for name, high in (("depth", 32), ("branching", MAX_BRANCHING), ("nodes", 256)):
+        for name, high in (("depth", 32), ("branching", MAX_BRANCHING), ("nodes", MAX_NODES)):
             value = getattr(self, name)
             if not 1 <= value <= high:
                 raise UsageError(f"{name} is {value}, which is out of range", f"use 1 to {high}")
@@ -68,8 +69,8 @@ class Round:
     tree: DraftTree | None  # what was drafted, None for prefill
     walked: tuple[int, ...]  # rows of `tree` on the walked path, the root included
     next_token: int  # the token sampled where the walk ended, before cutting
-    draft_s: float  # seconds spent drafting
-    verify_s: float  # seconds spent in the target pass (for prefill: all of it)
+    draft_s: float  # seconds spent drafting; 0 on the device, where nobody tells the parts apart
+    verify_s: float  # seconds spent in the target pass (for prefill, and on the device: all of it)
     sample_s: float  # seconds spent walking and sampling
     finish_reason: str | None = None  # "stop" or "length" on the last Round
     cached_tokens: int = 0  # prefill only: prompt tokens whose KV was reused

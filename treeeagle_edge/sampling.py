@@ -73,14 +73,12 @@ class Sampler:
 
         `logits` [N, V] float32, row i for tree row i; `root_position` is the root's place in the sequence, so
         the token sampled at a row of depth d belongs to position root_position + 1 + d. `peaks`, [N] the largest
-        logit of each row, not finite where one of the row is not, and [N] its id, are looked for unless given. A row that is not
-        finite is not entered: the token that led to it stands, and the next round computes it again on its
-        own. Raises CannotRunError if the root's is not.
+        logit of each row, not finite where one of the row is not, and [N] its id, are looked for unless given.
+        A row that is not finite is not entered: the token that led to it stands, and the next round computes it
+        again on its own. Raises CannotRunError if the root's is not.
         """
         largest, best = peaks or _largest(logits)
-        finite = [
-            math.isfinite(value) for value in largest.tolist()
-        ]  # NaN and +inf both surface in the maximum
+        finite = [math.isfinite(peak) for peak in largest.tolist()]  # NaN and +inf surface in the maximum
         if not finite[0]:
             raise non_finite_logits()
         greedy = best.tolist() if self.params.greedy and self._bias is None and self._seen is None else None

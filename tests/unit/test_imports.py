@@ -54,8 +54,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "small_tensors",
     ),
     "protocols": ("model_protocols",),
-    "drafter": ("acceptance", "costs", "growth", "drafter", "controller"),
-    "engine": ("engine", "passes", "calibrate"),
+    "drafter": (
+        *("acceptance", "costs", "growth", "drafter", "controller", "shape_choice"),
+        *("device_noise", "device_tree", "device_walk", "device_round"),
+    ),
+    "engine": ("engine", "passes", "calibrate", "host_rounds", "device_rounds", "cuda_graphs"),
     "session": ("session", "answer", "stream", "history", "prompt"),
     "beside": (
         *(

@@ -1,0 +1,125 @@
+"""No operation of a round waits for the host, so that a CUDA graph can hold it; where none can be had, eager serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from device_engines import KINDS, SHAPE, make, with_oracle
+from engine_answers import answer
+from no_waiting import NoWaiting, on_meta
+
+from treeeagle_edge.cuda_graphs import CudaCapture, Work
+from treeeagle_edge.rounds import TreeShape
+from treeeagle_edge.sampling_params import SamplingParams
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Matrices of 32 columns: threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_in_a_round_waits_for_the_host(kind: str) -> None:
+    """Every operation of every round passes a guard, and the text is right all the same."""
+    engine = make()
+    params = KINDS[kind]
+    expected = answer(engine, params, speculate=False)
+    engine.reset()
+    with_oracle(engine, expected, 2)
+    assert engine._device is not None
+    whole_run, operations = engine._device.round.run, []
+
+    def guarded(shape: TreeShape | None, extend_rows: int) -> None:
+        with NoWaiting() as guard:
+            whole_run(shape, extend_rows)
+        operations.append(guard.operations)
+
+    engine._device.round.run = guarded  # type: ignore[method-assign]
+    assert answer(engine, params) == expected
+    # fixed shapes, fixed operations; the last round may be a plain one
+    assert len(operations) > 8 and len(set(operations[:-1])) == 1 and operations[0] > 500
+
+
+def test_the_guard_sees_what_waits() -> None:
+    with NoWaiting():
+        row = torch.arange(4)
+        for waits in (
+            lambda: int(row[1]),
+            lambda: bool((row > 1).any()),
+            lambda: row[row > 1],
+            lambda: torch.nonzero(row),
+            lambda: torch.tensor([1, 2]),
+        ):
+            with pytest.raises(AssertionError, match="host"):
+                waits()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_round_never_looks_at_a_value(kind: str) -> None:
+    """On tensors without memory, where there is no value to look at: with a tree, and plain."""
+    engine = make()
+    answer(engine, KINDS[kind])  # what is made at the first use is there
+    assert engine._device is not None
+    round_ = on_meta(engine._device.round)
+    for shape in (SHAPE, None):
+        round_.run(shape, 5)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        round_.read(None)  # which does look
+
+
+class FakeCapture:
+    """Keeps the work as it is, or fails as a capture does, after the warm-up."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.captured = 0
+        self._fails = fails
+
+    def __call__(self, work: Work) -> Work:
+        work(), work()
+        if self._fails:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore lines")
+        self.captured += 1
+        return work
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_captured_rounds_give_the_same_text(kind: str) -> None:
+    """Warming up runs the work on the same buffers: what it changed, history included, is put back."""
+    capture = FakeCapture()
+    engine = make(capture=capture)
+    assert capture.captured == 2  # before the first answer: the tree, and plain decoding
+    params = KINDS[kind]
+    expected = answer(make(on_device=False), params, speculate=False)
+    for _ in range(2):
+        engine.reset()
+        assert answer(engine, params) == expected
+        assert answer(engine, params, speculate=False) == expected
+    assert capture.captured == 2 if kind == "greedy" else 4
+    assert engine.notes == ()
+
+
+def test_where_capture_fails_rounds_run_one_by_one_and_say_so() -> None:
+    capture = FakeCapture(fails=True)
+    engine = make(capture=capture)
+    assert engine.notes == (
+        "rounds run without CUDA graphs, which is slower, because capturing one failed: "
+        "operation not permitted when stream is capturing",
+    )
+    for params in KINDS.values():
+        engine.reset()
+        assert answer(engine, params) == answer(make(on_device=False), params, speculate=False)
+
+
+def test_cuda_itself_refuses_on_a_cpu() -> None:
+    engine = make(capture=CudaCapture(torch.device("cpu")))
+    assert engine.notes == (
+        "rounds run without CUDA graphs, which is slower, because capturing one failed: "
+        "CUDA graphs need a CUDA device",
+    )
+    assert len(answer(engine, SamplingParams(max_tokens=5))) == 5

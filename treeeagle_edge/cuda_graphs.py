@@ -1,0 +1,90 @@
+"""CUDA graphs: work on fixed buffers, captured once and then started by a single call instead of a thousand launches.
+
+Where capturing fails the same work is launched piece by piece, and the reason is kept for the person.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treeeagle_edge.errors import CannotRunError, TreeEagleError, reason_of
+from treeeagle_edge.kernels.trial import require_device
+
+Work = Callable[[], None]
+Capture = Callable[
+    [Work], Work
+]  # runs the work a few times and returns what runs it again; raises where it cannot
+_WARM_UPS = 2
+
+
+class CudaCapture:
+    """Captures on one device. All graphs share one pool of memory: none runs beside another, or reads what one left."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None  # a handle of PyTorch's, once there is a graph
+
+    def __call__(self, work: Work) -> Work:
+        """A replay of `work`, which first ran twice aside, so that kernels are compiled and loaded.
+
+        Raises CannotRunError without CUDA, RuntimeError where `work` does what a graph cannot hold.
+        """
+        if self._device.type != "cuda":
+            raise CannotRunError("CUDA graphs need a CUDA device", "this does without them")
+        current, aside = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
+        aside.wait_stream(current)
+        with torch.cuda.stream(aside):
+            for _ in range(_WARM_UPS):
+                work()
+        current.wait_stream(aside)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        # other threads may allocate meanwhile: only what this one does belongs to the graph
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            work()
+        self._pool = self._pool or graph.pool()
+        return graph.replay
+
+
+class Runs:
+    """Runs work by its key: as a graph from the second time on, or as it is where there is nothing to capture with."""
+
+    def __init__(self, capture: Capture | None, device: torch.device) -> None:
+        """`capture` None: everything is launched piece by piece, on purpose."""
+        self.problem: str | None = None  # why capturing failed; nothing more is captured then
+        self._capture = capture
+        self._device = device
+        self._replays: dict[Hashable, Work] = {}
+
+    @property
+    def captures(self) -> bool:
+        """Whether work that is new will be captured."""
+        return self._capture is not None and self.problem is None
+
+    def run(self, key: Hashable, work: Work, state: Sequence[Tensor]) -> bool:
+        """Run what `key` stands for, once; `state` are the tensors it changes and reads again later.
+
+        Returns whether this run also prepared later ones, so that its time says nothing about theirs. Raises
+        CannotRunError where the attempt to capture broke CUDA for this process.
+        """
+        prepares = key not in self._replays and self.captures
+        if prepares:
+            self._prepare(key, work, state)
+        self._replays.get(key, work)()
+        return prepares
+
+    def _prepare(self, key: Hashable, work: Work, state: Sequence[Tensor]) -> None:
+        assert self._capture is not None
+        before = [tensor.clone() for tensor in state]
+        try:
+            self._replays[key] = self._capture(work)
+        except Exception as error:  # compilers, drivers and allocators each raise errors of their own
+            require_device(self._device, "capturing a CUDA graph")
+            self.problem = error.message if isinstance(error, TreeEagleError) else reason_of(error)
+        finally:  # warming up ran the work
+            for tensor, kept in zip(state, before, strict=True):
+                tensor.copy_(kept)

@@ -1,0 +1,205 @@
+"""One round of draft, verify, walk and commit in tensor operations on fixed buffers: nothing in it waits for the host.
+
+Before a round the host writes one line of numbers, the `order`; after it, it reads one line, the `result`. In between
+lengths, slots and tokens are read from the device, so that the same operations, captured once, serve every round. Slots
+stay the host's to hand out (`kv_pool.py`): an order names those that the round may write to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from treeeagle_edge.device_tree import DeviceTree, grow, num_rows
+from treeeagle_edge.device_walk import DeviceSampler, DeviceWalk
+from treeeagle_edge.head import HeadOutput
+from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.model_protocols import DraftHead, TargetModel
+from treeeagle_edge.rounds import MAX_NODES, TreeShape
+from treeeagle_edge.tree import DraftTree
+
+FEATURES_KEPT = (
+    128  # features wait here for their head rows: those of plain rounds, and of one round with a tree
+)
+_MAX_LEVELS = 33  # of a walk: the deepest tree and its root
+_NUMBERS = 3  # of an order, before its slots
+_FLAGS = 3  # of a result, before the rows of its walk
+_COLUMNS = 4  # of a tree in a result
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the host tells a round."""
+
+    length: int  # tokens committed, hence the root's place
+    root: int  # token id
+    head_tokens: int  # leading tokens whose head rows are true
+    slots: Sequence[int]  # one for each row of the tree, the root's first
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a round tells the host."""
+
+    tree: DraftTree
+    walked: tuple[int, ...]  # rows of the tree, the root first
+    next_token: int
+    is_sound: bool  # False where the head's scores were not finite: nothing was drafted then
+    root_is_finite: bool  # False where the target's logits were not: the walk means nothing then
+
+
+class DeviceRound:
+    """The buffers of one answer, and what a round does with them. The models write KV to the same slots as ever."""
+
+    def __init__(
+        self, target: TargetModel, head: DraftHead | None, store: KVStore, scratch: Tensor, *, context: int
+    ) -> None:
+        """store: with one slot more than are handed out. scratch: [R] int64, rows of the head's store that hold the
+        expansions of a draft; padding writes to the last of them. context: tokens, at most.
+        """
+        self.target = target
+        self.head = head
+        self.store = store
+        self._device = device = target.device
+        self._scratch = scratch
+        self._taps = head.config.taps if head is not None else ()
+        self._nowhere = context + _MAX_LEVELS  # a place that is written and never read
+        self.table = torch.zeros(self._nowhere + 1, dtype=torch.int64, device=device)
+        self._tokens = torch.zeros_like(self.table)
+        self.sampler = DeviceSampler(target.config.vocab_size, device)
+        self.features: Tensor | None = (
+            None  # [FEATURES_KEPT + 1, taps * Ht], place p in line p % FEATURES_KEPT
+        )
+        self._order = torch.zeros(_NUMBERS + MAX_NODES + 1, dtype=torch.int64, device=device)
+        self._result = torch.zeros(
+            _FLAGS + _MAX_LEVELS + _COLUMNS * (MAX_NODES + 1), dtype=torch.int64, device=device
+        )
+        pins = device.type == "cuda"
+        self._order_here = torch.zeros(self._order.shape, dtype=torch.int64, pin_memory=pins)
+        self._result_here = torch.zeros(self._result.shape, dtype=torch.int64, pin_memory=pins)
+
+    @property
+    def state(self) -> tuple[Tensor, ...]:
+        """Buffers that a round changes and a later one reads, but for keys and values."""
+        kept = () if self.features is None else (self.features,)
+        return (self.table, self._tokens, *self.sampler.history, *kept)
+
+    def rows(self, shape: TreeShape | None) -> int:
+        """Rows of a round's verify pass, the root included; None is plain decoding."""
+        if shape is None or self.head is None:
+            return 1
+        return num_rows(shape, min(shape.branching, self.head.config.draft_vocab_size))
+
+    def load(self, tokens: Sequence[int], features: Tensor | None) -> None:
+        """Begin with committed `tokens`, whose slots are in the table; `features` [1, taps * Ht] of the last one."""
+        self._tokens[: len(tokens)] = torch.tensor(list(tokens), dtype=torch.int64, device=self._device)
+        if features is None:
+            return
+        if self.features is None:
+            shape = (FEATURES_KEPT + 1, features.shape[1])
+            self.features = torch.zeros(shape, dtype=features.dtype, device=self._device)
+        self.features[(len(tokens) - 1) % FEATURES_KEPT] = features[0]
+
+    def waiting_features(self, first: int, stop: int) -> Tensor:
+        """[stop - first, taps * Ht] features of the tokens at places first .. stop - 1."""
+        assert self.features is not None
+        places = torch.arange(first, stop, device=self._device)
+        return self.features[places % FEATURES_KEPT]
+
+    def tell(self, order: Order) -> None:
+        """Send an order ahead of its round; nothing waits."""
+        self._order_here[:_NUMBERS] = torch.tensor([order.length, order.root, order.head_tokens])
+        stop = _NUMBERS + len(order.slots)
+        self._order_here[_NUMBERS:stop] = torch.tensor(list(order.slots))
+        self._order.copy_(self._order_here, non_blocking=True)
+
+    def run(self, shape: TreeShape | None, extend_rows: int) -> None:
+        """The whole round for the order that was told: what a graph holds. `extend_rows`: features that may wait.
+
+        `shape` None decodes plainly.
+        """
+        with torch.inference_mode():
+            length, root, head_tokens = self._order[:_NUMBERS].split(1)
+            slots = self._order[_NUMBERS : _NUMBERS + self.rows(shape)]
+            self.table.index_copy_(0, length, slots[:1])
+            self._tokens.index_copy_(0, length, root)
+            if shape is None:
+                tree = DeviceTree.root_only(root)
+            else:
+                tree = self._draft(length, root, head_tokens, shape, extend_rows)
+            view = AttentionView(self.table, slots, tree.visible, length)
+            output = self.target.forward(
+                tree.tokens, length + tree.depths, slots, view, self.store, self._taps
+            )
+            walk = self.sampler.walk(tree, output.logits, length)
+            self._commit(tree, walk, length, slots, output.features)
+            self._report(tree, walk)
+
+    def read(self, shape: TreeShape | None) -> Result:
+        """Wait for the round and copy what it found: the one moment at which the host waits."""
+        rows, levels = self.rows(shape), 1 if shape is None else shape.depth + 1
+        count = _FLAGS + levels + _COLUMNS * rows
+        here = self._result_here[:count]
+        here.copy_(self._result[:count], non_blocking=True)
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        next_token, sound, finite = here[:_FLAGS].tolist()
+        walked = [row for row in here[_FLAGS : _FLAGS + levels].tolist() if row >= 0]
+        tokens, parents, depths, log_probs = here[_FLAGS + levels :].view(_COLUMNS, rows)
+        real = int((parents >= -1).sum())  # rows that hold no node are the last ones
+        columns = tokens, parents, depths, log_probs.view(torch.float64)
+        tree = DraftTree(*(tuple(column[:real].tolist()) for column in columns))
+        return Result(tree, tuple(walked), next_token, bool(sound), bool(finite))
+
+    def _draft(
+        self, length: Tensor, root: Tensor, head_tokens: Tensor, shape: TreeShape, extend_rows: int
+    ) -> DeviceTree:
+        """Write the head rows that wait, the root's last, then grow the tree. Rows of no need pad the front."""
+        assert self.head is not None
+        assert self.features is not None
+        head = self.head
+        place = length - extend_rows + 1 + torch.arange(extend_rows, device=self._device)
+        waits = place >= head_tokens
+        place = place.clamp(min=1)
+        at = torch.where(waits, self.table[place], self._scratch[-1])
+        below = torch.ones(extend_rows, extend_rows, dtype=torch.bool, device=self._device).tril()
+        alone = torch.eye(extend_rows, dtype=torch.bool, device=self._device)
+        prefix = self.table[1:]
+        view = AttentionView(prefix, at, (below & waits) | alone, head_tokens - 1)
+        features = self.features[(place - 1) % FEATURES_KEPT]
+        scored = head.extend(features, self._tokens[place], place - 1, at, view, shape.branching)
+
+        def step(hidden: Tensor, tokens: Tensor, level: int, paths: Tensor) -> HeadOutput:
+            count, used = paths.shape
+            rows = self._scratch[:used]
+            # a row's rotary position is one less than its token's place: row t pairs feature t with token t + 1
+            positions = (length + (level - 1)).expand(count)
+            seen = AttentionView(prefix, rows, paths, length)
+            return head.step(hidden, tokens, positions, rows[used - count :], seen, shape.branching)
+
+        return grow(scored, root, shape, self.sampler.stops, step)
+
+    def _commit(
+        self, tree: DeviceTree, walk: DeviceWalk, length: Tensor, slots: Tensor, features: Tensor
+    ) -> None:
+        """Append the walked rows; what comes after the walk's end goes nowhere."""
+        walked = walk.rows >= 0
+        rows = walk.rows.clamp(min=0)
+        place = length + torch.arange(len(rows), device=self._device)
+        to = torch.where(walked, place, self._nowhere)
+        self.table.index_copy_(0, to, slots[rows])
+        self._tokens.index_copy_(0, to, tree.tokens[rows])
+        if self.features is not None:
+            line = torch.where(walked, place % FEATURES_KEPT, FEATURES_KEPT)
+            self.features.index_copy_(0, line, features[rows])
+
+    def _report(self, tree: DeviceTree, walk: DeviceWalk) -> None:
+        flags = (walk.next_token, tree.is_sound.long(), walk.root_is_finite.long())
+        parents = torch.where(tree.real, tree.parents, -2)
+        found = (*flags, walk.rows, tree.tokens, parents, tree.depths, tree.log_probs.view(torch.int64))
+        line = torch.cat(found)
+        self._result[: len(line)].copy_(line)
