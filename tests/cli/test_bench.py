@@ -55,7 +55,8 @@ def test_transcript(engine: FakeEngine, questions: Path, capsys: pytest.CaptureF
     assert run("--prompts", str(questions), "--max-tokens", "9", "--repetitions", "2") == 0
     out, err = capsys.readouterr()
     assert out == (
-        "fake-1m · 16-bit · head fake-head, 16-bit · cpu (2 cores, avx2) · tree 4 nodes, depth 2, branching 2 · 9 tokens x 2\n"
+        "fake-1m · 16-bit · head fake-head, 16-bit · cpu (2 cores, avx2)"
+        " · tree 4 nodes, depth 2, branching 2 · 9 tokens x 2\n"
         "\n"
         "| scenario | tokens | plain tok/s |  tree tok/s |      speedup | tokens/round | accepted |  ttft | peak memory | parity |\n"  # noqa: E501
         "| -------- | -----: | ----------: | ----------: | -----------: | -----------: | -------: | ----: | ----------: | ------ |\n"  # noqa: E501
@@ -124,7 +125,9 @@ def test_csv_goes_to_stdout_alone(engine: FakeEngine, questions: Path, capsys: p
 def test_several_formats_follow_each_other(
     engine: FakeEngine, questions: Path, capsys: pytest.CaptureFixture[str]
 ):
-    assert run("--prompts", str(questions), "--max-tokens", "9", "-o", "csv,json") == 0
+    widths = ("--head-bits", "8", "--lm-head-bits", "16")
+    assert run("--prompts", str(questions), "--max-tokens", "9", "-o", "csv,json", *widths) == 0
+    assert (engine.settings[0].head_bits, engine.settings[0].lm_head_bits) == (8, 16)
     table, _, rest = capsys.readouterr().out.partition("\n\n")
     assert table.startswith("scenario,tokens")
     assert json.loads(rest)["settings"]["prompts"] == str(questions)

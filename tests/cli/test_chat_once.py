@@ -191,6 +191,10 @@ def test_options_reach_the_runtime(chat):
         "4",
         "--bits",
         "8",
+        "--head-bits",
+        "4",
+        "--lm-head-bits",
+        "16",
         "--context",
         "99",
     )
@@ -202,6 +206,7 @@ def test_options_reach_the_runtime(chat):
         8,
         99,
     )
+    assert (settings.head_bits, settings.lm_head_bits) == (4, 16)
 
 
 def test_notes_of_the_runtime_are_shown(chat):

@@ -411,6 +411,8 @@ def test_info_says_what_runs_where_and_why(repl):
     assert re.search(r"tree +8 nodes, depth 4, branching 2\n", result.err)
     assert re.search(r"kernels +native\n", result.err)
     assert re.search(r"kernels +PyTorch's\n", repl("/info", kernels="torch").err)
+    assert re.search(r"model +toy-model, 8-bit\n +head +toy-head, 8-bit\n", result.err)
+    assert re.search(r"model +toy-model, 4-bit, lm_head 8-bit\n", repl("/info", bits=4).err)
     assert re.search(r"plan +0\.15 of 23\.40 GB", result.err)
     assert str(last_session_path()) in result.err
 

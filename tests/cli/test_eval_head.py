@@ -197,12 +197,13 @@ def test_options_reach_the_engine(engine: ChainEngine, capsys: pytest.CaptureFix
     assert run(
         "--limit", "1", "--budgets", "2,40,2", "--depth", "3", "--branching", "6", "--max-tokens", "5", "--bits",
         "8", "--threads", "1", "--kernels", "native", "--context", "900", "--temperature", "0.7", "--seed", "5",
-        "--head", "some/head", "--model", "m",
+        "--head", "some/head", "--model", "m", "--head-bits", "8", "--lm-head-bits", "16",
     ) == 0  # fmt: skip
     (settings,) = engine.settings
     assert (settings.nodes, settings.depth, settings.branching) == (40, 3, 6)
     assert (settings.model, settings.head, settings.bits) == ("m", "some/head", 8)
     assert (settings.threads, settings.kernels, settings.context) == (1, "native", 900)
+    assert (settings.head_bits, settings.lm_head_bits) == (8, 16)
     assert [tree.nodes for _, tree in engine.calls] == [2, 40] * 5
     assert {(tree.depth, tree.branching) for _, tree in engine.calls} == {(3, 6)}
     params = engine.calls[0][0]

@@ -154,6 +154,11 @@ def test_a_card_that_is_not_here_can_be_planned_for(machine, capsys):
             "--model Qwen/Qwen2-7B-Instruct --context 4096",
             "treeeagle pull Qwen/Qwen2-7B-Instruct && treeeagle chat --model Qwen/Qwen2-7B-Instruct --context 4096",
         ),
+        (
+            "--model Qwen/Qwen3-8B --head-bits 8 --lm-head-bits 8",
+            "treeeagle pull Qwen/Qwen3-8B --head && "
+            "treeeagle chat --model Qwen/Qwen3-8B --head-bits 8 --lm-head-bits 8",
+        ),
         ("--device cuda:0", "treeeagle pull Qwen/Qwen3-8B --head && treeeagle chat --device cuda:0"),
         (
             "--model meta-llama/Llama-3.1-8B-Instruct --head yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B",
@@ -167,6 +172,8 @@ def test_what_to_type_next_fetches_what_is_missing(machine, capsys, arguments, c
     machine(with_card(RTX_3080))
     data = json.loads(run(capsys, "--fast", "--json", *arguments.split())[1])
     assert data["verdict"]["next_command"] == command
+    narrow = 8 if "--head-bits" in arguments else 16
+    assert data["plan"]["widths"] == {"layers": 4, "lm_head": narrow, "head": narrow}
 
 
 def test_transcript_of_a_cpu_with_native_kernels(machine, capsys, tmp_path):

@@ -306,6 +306,11 @@ def test_an_old_layout_without_weight_format_and_a_quantised_lm_head(
             list(json.dumps(about).encode()), dtype=torch.uint8
         )
 
-    target = loaded(edited(saved("int8"), tmp_path, edit), 8)
+    folder = edited(saved("int8"), tmp_path, edit)
+    target = loaded(folder, 8)
     assert isinstance(target._weights.lm_head, Stored4bitLinear)
     assert torch.equal(target._weights.lm_head.weight.flatten(), head.codes)
+    with pytest.raises(UsageError, match=r"--lm-head-bits is 8, and the model's lm_head is stored at 4 bits"):
+        load_target(open_checkpoint(folder), bits=8, context=64, device=CPU, lm_head_bits=8)
+    plain = load_target(open_checkpoint(saved("int8")), bits=8, context=64, device=CPU, lm_head_bits=16)
+    assert isinstance(plain._weights.lm_head, DenseLinear)
