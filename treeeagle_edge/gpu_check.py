@@ -51,6 +51,7 @@ PLAN = (
     SectionPlan("bandwidth", "Memory bandwidth", 15),
     SectionPlan("kernels", "Triton kernels against the reference", 100),
     SectionPlan("load", "Random weights, quantised on the device", 60),
+    SectionPlan("served", "Triton kernels that serve in a pass", 40),
     SectionPlan("parity", "Tree and plain decoding say the same", 90),
     SectionPlan("passes", "Passes: verify to decode, head to decode", 45),
     SectionPlan("linears", "Products with 4- and 8-bit weights", 75),

@@ -50,7 +50,8 @@ def cases(device: torch.device, *, small: bool) -> Iterator[Case]:
         yield write_case(device, llama, dtype, rows=tall)
         yield rotate_case(device, llama, dtype, rows=tall // 4, normalizes=dtype == torch.int8)
     width = 64 if small else 4096
-    yield from rowwise_cases(device, bf16, tall, width)
+    yield from rowwise_cases(device, bf16, tall, width, stream=fp32)
+    yield from rowwise_cases(device, bf16, tall // 4, width, stream=bf16)
     for rows, out_size, in_size in (
         ((2, 33, 64), (8, 64, 128))
         if small
@@ -155,48 +156,50 @@ def rotate_case(
         from treeeagle_edge.kernels.triton import kv_write
 
         pool = _pool(2 * rows, kv_heads, dim, dtype, device)
-        query = kv_write.rotate_and_write(qkv, rotation, slots, pool, torch.bfloat16, norm)
+        query = kv_write.rotate_and_write(qkv, rotation, slots, pool, torch.float32, norm)
         return query, *_stands_for(pool)
 
     def expected() -> tuple[Tensor, ...]:
         pool = _pool(2 * rows, kv_heads, dim, dtype, device)
-        query = plain.rotate_and_write(qkv, rotation, slots, pool, torch.bfloat16, norm)
+        query = plain.rotate_and_write(qkv, rotation, slots, pool, torch.float32, norm)
         return query, *_stands_for(pool)
 
     what = "norm, rotate and write" if normalizes else "rotate and write"
     return Case(f"{what} {query_heads}/{kv_heads}x{dim} {_name(dtype)}, {rows} rows", dtype, ours, expected)
 
 
-def rowwise_cases(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> Iterator[Case]:
-    """RMSNorm alone, after the residual sum, and SiLU gating."""
-    stream = normal((rows, width), 1, device, torch.float32)
-    branch, weight = normal((rows, width), 2, device, dtype), normal((width,), 3, device, torch.float32)
+def rowwise_cases(
+    device: torch.device, dtype: torch.dtype, rows: int, width: int, stream: torch.dtype
+) -> Iterator[Case]:
+    """RMSNorm alone, after the residual sum, and SiLU gating; `stream`: fp32 in a target, 16 bits in a head."""
+    x = normal((rows, width), 1, device, stream)
+    branch, weight = normal((rows, width), 2, device, dtype), normal((width,), 3, device, stream)
     wide = normal((rows, 2 * width), 4, device, dtype)
 
     def added() -> tuple[Tensor, ...]:
         from treeeagle_edge.kernels.triton import rowwise
 
-        kept = stream.clone()
+        kept = x.clone()
         return rowwise.add_rms_norm(kept, branch, weight, 1e-5, dtype, scale=0.5), kept
 
     def added_plainly() -> tuple[Tensor, ...]:
-        kept = stream.clone()
+        kept = x.clone()
         return plain.add_rms_norm(kept, branch, weight, 1e-5, dtype, scale=0.5), kept
 
     def normed() -> tuple[Tensor, ...]:
         from treeeagle_edge.kernels.triton import rowwise
 
-        return (rowwise.rms_norm(stream, weight, 1e-5, dtype),)
+        return (rowwise.rms_norm(x, weight, 1e-5, dtype),)
 
     def gated() -> tuple[Tensor, ...]:
         from treeeagle_edge.kernels.triton import rowwise
 
         return (rowwise.silu_gate(wide),)
 
-    shape = f"{rows} x {width}"
-    yield Case(f"RMSNorm {shape}", dtype, normed, lambda: (plain.rms_norm(stream, weight, 1e-5, dtype),))
+    shape = f"{rows} x {width}, stream of {_name(stream)}"
+    yield Case(f"RMSNorm {shape}", dtype, normed, lambda: (plain.rms_norm(x, weight, 1e-5, dtype),))
     yield Case(f"add and RMSNorm {shape}", dtype, added, added_plainly)
-    yield Case(f"SiLU gate {shape}", dtype, gated, lambda: (plain.silu_gate(wide),))
+    yield Case(f"SiLU gate {rows} x {width}", dtype, gated, lambda: (plain.silu_gate(wide),))
 
 
 def product_case(device: torch.device, dtype: torch.dtype, rows: int, out_size: int, in_size: int) -> Case:

@@ -121,7 +121,7 @@ def _ratios(probe: Probe, model: RandomModel, name: str, how: str, *, with_head:
         "verify": FixedPass(target, store, sizes.tree_rows, sizes.prompt, taps),
     }
     if with_head:
-        calls |= _head_calls(probe.head(), target, sizes.prompt, sizes.tree.branching)
+        calls |= head_calls(probe.head(), target, sizes.prompt, sizes.tree.branching)
     with use_backend(name):
         arms = {
             key: Arm(call) if how == EAGER else as_graph(call, probe.device) for key, call in calls.items()
@@ -135,7 +135,7 @@ def _ratios(probe: Probe, model: RandomModel, name: str, how: str, *, with_head:
     return {**found, "verify/decode": ratio, "goal": "met" if ratio <= GOAL else "missed"}
 
 
-def _head_calls(head: Head, target: Target, prefix: int, branching: int) -> dict[str, Callable[[], Any]]:
+def head_calls(head: Head, target: Target, prefix: int, branching: int) -> dict[str, Callable[[], Any]]:
     """A pass over one true feature, and one over a drafted level."""
     device, config = target.device, head.config
     slots = torch.arange(prefix + branching, device=device)

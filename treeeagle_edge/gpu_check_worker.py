@@ -27,6 +27,7 @@ from treeeagle_edge.gpu_check_passes import check_graphs, check_passes, check_se
 from treeeagle_edge.gpu_check_probe import ContextLostError, Finding, Probe
 from treeeagle_edge.gpu_check_process import FAILED, LOST, NOT_HERE, OK, Order
 from treeeagle_edge.gpu_check_products import check_products, check_second_products
+from treeeagle_edge.gpu_check_served import check_served
 from treeeagle_edge.gpu_check_sizes import SIZES
 from treeeagle_edge.gpu_check_speed import check_speed
 from treeeagle_edge.gpu_check_timing import said
@@ -37,6 +38,7 @@ SECTIONS: Mapping[str, Callable[[Probe, Finding], None]] = MappingProxyType(
         "bandwidth": check_bandwidth,
         "kernels": check_kernels,
         "load": check_load,
+        "served": check_served,
         "parity": check_parity,
         "passes": check_passes,
         "linears": check_linears,

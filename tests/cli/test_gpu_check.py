@@ -15,6 +15,7 @@ from triton_cases import interpreter_problem
 
 from treeeagle_edge.cli.app import main
 from treeeagle_edge.gpu_check import PLAN
+from treeeagle_edge.gpu_check_sizes import SIZES
 
 RUN = [sys.executable, "-P", "-m", "treeeagle_edge.cli.app", "gpu-check", "--size", "test", "--minutes", "30"]
 NOT_HERE = "not on this device"
@@ -44,7 +45,7 @@ def rows_of(document: dict[str, Any], name: str) -> list[dict[str, Any]]:
 def test_all_of_it_runs_on_a_cpu_and_says_what_needs_a_card(tmp_path: Path) -> None:
     document, table = run(tmp_path, TRITON_INTERPRET="")
     states = {section["name"]: section["status"] for section in document["sections"]}
-    needs_a_card = ("kernels", "graphs", "memory")
+    needs_a_card = ("kernels", "served", "graphs", "memory")
     assert states == {plan.name: NOT_HERE if plan.name in needs_a_card else "ok" for plan in PLAN}
     assert all(section["rows"] and not section["problems"] for section in document["sections"])
     assert document["environment"]["architecture"] == "cpu" and document["card"].endswith("(cpu)")
@@ -78,7 +79,7 @@ def test_all_of_it_runs_on_a_cpu_and_says_what_needs_a_card(tmp_path: Path) -> N
 @needs_the_interpreter
 def test_its_triton_parts_run_under_the_interpreter(tmp_path: Path) -> None:
     """Parity, attention, products and every kernel, in a process of its own as Triton's other tests."""
-    sections = "bandwidth,kernels,parity,attention,linears,passes"
+    sections = "bandwidth,kernels,served,parity,attention,linears,passes"
     document, _ = run(tmp_path, "--sections", sections, TRITON_INTERPRET="1")
     assert [section["name"] for section in document["sections"]] == [
         plan.name for plan in PLAN if plan.name in sections.split(",")
@@ -90,6 +91,12 @@ def test_its_triton_parts_run_under_the_interpreter(tmp_path: Path) -> None:
     assert all(
         row["triton us"] > 0 for row in (*rows_of(document, "attention"), *rows_of(document, "linears"))
     )
+    *served, product = rows_of(document, "served")
+    layers = SIZES["test"].main.config.num_layers
+    assert [row["result"] for row in served] == ["ok"] * 4
+    assert [row["verify"] for row in served] == [layers, 2 * layers + 1, layers, layers]
+    assert [row["step"] for row in served] == [1, 4, 1, 1]
+    assert product["verify"] == 0 and "bitsandbytes multiplies" in product["result"]
     parity = [row for row in rows_of(document, "parity") if row["attention"] == "triton"]
     assert len(parity) == 6 and all(row["result"].startswith("ok") for row in parity)
     eager = [row for row in rows_of(document, "passes") if row["how"] == "eager"]

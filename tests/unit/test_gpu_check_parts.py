@@ -12,7 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from treeeagle_edge import gpu_check_kernels, gpu_check_memory, gpu_check_parity, gpu_check_timing
+from treeeagle_edge import (
+    gpu_check_kernels,
+    gpu_check_memory,
+    gpu_check_parity,
+    gpu_check_served,
+    gpu_check_timing,
+)
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.gpu_check_answers import answer, engine_of, prompt_of, script_of, tokens_per_round
 from treeeagle_edge.gpu_check_cases import Case
@@ -224,6 +230,28 @@ def test_kernels_are_left_out_with_the_reason() -> None:
             "reference",
         )
         assert reason in finding.rows[0]["result"]
+        unserved = Finding()
+        gpu_check_served.check_served(probe, unserved)
+        assert [row["result"] for row in unserved.rows] == [finding.rows[0]["result"]]
+
+
+@pytest.mark.parametrize(
+    ("launches", "reasons", "optional", "said"),
+    [
+        (4, [], False, "ok"),
+        (4, ["triton fails: no ptxas"] * 2, False, "FAILED: a kernel: triton fails: no ptxas"),
+        (0, [], False, "FAILED: a kernel passed its trial and is missing from a pass"),
+        (0, [], True, "ok: where there is no launch, bitsandbytes multiplies without unpacking"),
+    ],
+)
+def test_a_kernel_that_serves_no_pass_is_told(
+    launches: int, reasons: list[str], optional: bool, said: str
+) -> None:
+    """One pass without it is enough; only the product may be bitsandbytes' own everywhere."""
+    finding = Finding()
+    row = {"kernel": "a kernel", "decode": launches, "verify": 4, "extend": 1, "step": 1}
+    assert gpu_check_served._judge(finding, row, reasons, optional=optional) == {"result": said}
+    assert bool(finding.problems) is said.startswith("FAILED")
 
 
 @pytest.mark.parametrize(
