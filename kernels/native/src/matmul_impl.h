@@ -18,7 +18,7 @@ inline void block_dots(const uint8_t* quants, int sub, const int8_t* x, typename
     for (int g = 0; g < 8; ++g) {
       const typename S::Q8 w = S::prepare8(S::load_bytes(lane + g * 64));
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) acc[r] = S::dot8(acc[r], w, S::broadcast4(x + r * kBlock + g * 4));
+      for (int r = 0; r < R; ++r) acc[r] = S::dot8(acc[r], w, S::broadcast4(x + r * kBlock, g));
     }
   } else {
 #pragma GCC unroll 4
@@ -27,8 +27,8 @@ inline void block_dots(const uint8_t* quants, int sub, const int8_t* x, typename
       const typename S::I low = S::low_nibbles(both), high = S::high_nibbles(both);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        acc[r] = S::dot4(acc[r], low, S::broadcast4(x + r * kBlock + g * 4));
-        acc[r] = S::dot4(acc[r], high, S::broadcast4(x + r * kBlock + g * 4 + 4));
+        acc[r] = S::dot4(acc[r], low, S::broadcast4(x + r * kBlock, g));
+        acc[r] = S::dot4(acc[r], high, S::broadcast4(x + r * kBlock, g + 1));
       }
     }
   }

@@ -102,9 +102,9 @@ struct Avx2 {
   }
 
   static I load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-  static I broadcast4(const int8_t* p) {
+  static I broadcast4(const int8_t* block, int group) {
     int32_t x;
-    __builtin_memcpy(&x, p, 4);
+    __builtin_memcpy(&x, block + 4 * group, 4);
     return _mm256_set1_epi32(x);
   }
   static I low_nibbles(I x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }

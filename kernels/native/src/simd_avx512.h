@@ -97,9 +97,10 @@ struct Avx512Vnni {
   }
 
   static I load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
-  static I broadcast4(const int8_t* p) {
+  // in every lane: the four activations that one group of a block's eight multiplies
+  static I broadcast4(const int8_t* block, int group) {
     int32_t x;
-    __builtin_memcpy(&x, p, 4);
+    __builtin_memcpy(&x, block + 4 * group, 4);
     return _mm512_set1_epi32(x);
   }
   static I low_nibbles(I x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }

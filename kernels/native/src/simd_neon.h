@@ -51,8 +51,22 @@ struct NeonDot : Portable {
 
   static I high_nibbles(I x) { return vreinterpretq_s32_u8(vshrq_n_u8(vreinterpretq_u8_s32(x), 4)); }
 
-  static I dot8(I acc, Q8 w, I x) { return dot4(acc, w, x); }
-  static I dot4(I acc, I w, I x) { return vdotq_s32(acc, vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(x)); }
+  // A dot product takes its four activations from any lane of a register, so that sixteen are loaded at once.
+  struct Fours {
+    int8x16_t sixteen;
+    int lane;
+  };
+  static Fours broadcast4(const int8_t* block, int group) { return {vld1q_s8(block + group / 4 * 16), group % 4}; }
+  static I dot8(I acc, Q8 w, Fours x) { return dot4(acc, w, x); }
+  static I dot4(I acc, I w, Fours x) {
+    const int8x16_t bytes = vreinterpretq_s8_s32(w);
+    switch (x.lane) {  // known to the compiler: the loops over groups are unrolled
+      case 0: return vdotq_laneq_s32(acc, bytes, x.sixteen, 0);
+      case 1: return vdotq_laneq_s32(acc, bytes, x.sixteen, 1);
+      case 2: return vdotq_laneq_s32(acc, bytes, x.sixteen, 2);
+      default: return vdotq_laneq_s32(acc, bytes, x.sixteen, 3);
+    }
+  }
 };
 
 }  // namespace

@@ -80,9 +80,9 @@ struct Portable {
   static F scale2(F x, I n) { return x * as_float((n + 127) << 23); }
 
   static I load_bytes(const uint8_t* p) { return read<I>(p); }
-  static I broadcast4(const int8_t* p) {
+  static I broadcast4(const int8_t* block, int group) {
     int32_t x;
-    std::memcpy(&x, p, 4);
+    std::memcpy(&x, block + 4 * group, 4);
     return iset1(x);
   }
   static I low_nibbles(I x) { return x & 0x0f0f0f0f; }
