@@ -112,9 +112,8 @@ class DeviceRound:
 
     def tell(self, order: Order) -> None:
         """Send an order ahead of its round; nothing waits."""
-        self._order_here[:_NUMBERS] = torch.tensor([order.length, order.root, order.head_tokens])
-        stop = _NUMBERS + len(order.slots)
-        self._order_here[_NUMBERS:stop] = torch.tensor(list(order.slots))
+        line = (order.length, order.root, order.head_tokens, *order.slots)
+        self._order_here.numpy()[: len(line)] = line
         self._order.copy_(self._order_here, non_blocking=True)
 
     def run(self, shape: TreeShape | None, extend_rows: int) -> None:
@@ -190,16 +189,16 @@ class DeviceRound:
         walked = walk.rows >= 0
         rows = walk.rows.clamp(min=0)
         place = length + torch.arange(len(rows), device=self._device)
-        to = torch.where(walked, place, self._nowhere)
+        to = place.masked_fill(~walked, self._nowhere)
         self.table.index_copy_(0, to, slots[rows])
         self._tokens.index_copy_(0, to, tree.tokens[rows])
         if self.features is not None:
-            line = torch.where(walked, place % FEATURES_KEPT, FEATURES_KEPT)
+            line = (place % FEATURES_KEPT).masked_fill(~walked, FEATURES_KEPT)
             self.features.index_copy_(0, line, features[rows])
 
     def _report(self, tree: DeviceTree, walk: DeviceWalk) -> None:
         flags = (walk.next_token, tree.is_sound.long(), walk.root_is_finite.long())
-        parents = torch.where(tree.real, tree.parents, -2)
+        parents = tree.parents.masked_fill(~tree.real, -2)
         found = (*flags, walk.rows, tree.tokens, parents, tree.depths, tree.log_probs.view(torch.int64))
         line = torch.cat(found)
         self._result[: len(line)].copy_(line)

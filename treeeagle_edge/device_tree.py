@@ -76,14 +76,14 @@ def grow(scored: HeadOutput, root: Tensor, shape: TreeShape, stops: Tensor, step
         log_probs, ids = scored.log_probs.double(), scored.ids.flatten()
         sound = sound & (torch.isfinite(log_probs) | ~open_rows).all()
         count, children = log_probs.shape
-        level = torch.where(open_rows, above[:, None] + log_probs, _NOTHING).flatten()
+        level = (above[:, None] + log_probs).masked_fill(~open_rows, _NOTHING).flatten()
         tokens.append(ids)
         scores.append(level)
         parents.append(origin[:, None].expand(count, children).flatten())
         depths.append(torch.full_like(ids, depth))
         if depth == shape.depth:
             break
-        followed = torch.where(stops[ids], _NOTHING, level)
+        followed = level.masked_fill(stops[ids], _NOTHING)
         above, order = _best(followed, shape.branching)
         rows = order // children
         own = torch.eye(len(order), dtype=torch.bool, device=device)
@@ -100,7 +100,7 @@ def _assemble(root: Tensor, candidates: _Candidates, sound: Tensor, shape: TreeS
     row_of = torch.zeros_like(candidates.tokens)
     row_of[best] = torch.arange(1, len(best) + 1, device=root.device)
     parent = candidates.parents[best]
-    up = torch.cat((torch.zeros_like(root), torch.where(parent < 0, 0, row_of[parent.clamp(min=0)])))
+    up = torch.cat((torch.zeros_like(root), row_of[parent.clamp(min=0)].masked_fill(parent < 0, 0)))
     nothing = torch.full_like(root, -1)
     return DeviceTree(
         tokens=torch.cat((root, candidates.tokens[best])),

@@ -125,10 +125,10 @@ class DeviceSampler:
                 token = self._choose(logits[row][0], None if noise is None else noise[step])
                 self._observe(token, alive)
             next_token = torch.where(alive, token, next_token)
-            rows.append(torch.where(alive, row, -1))
+            rows.append(row.masked_fill(~alive, -1))
             child = (tree.parents == row) & (tree.tokens == token) & enterable  # one at most
             alive = alive & child.any()
-            row = torch.where(alive, torch.where(child, index, 0).sum(), row)
+            row = torch.where(alive, index.masked_fill(~child, 0).sum(), row)
         return DeviceWalk(torch.cat(rows), next_token, finite[:1])
 
     def _choose(self, logits: Tensor, noise: Tensor | None) -> Tensor:

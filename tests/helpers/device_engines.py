@@ -58,8 +58,9 @@ def with_oracle(engine: Engine, text: list[int], right: int) -> None:
         true = whole[positions + 2][:, None]  # a row of position t holds token t + 1 and scores token t + 2
         wanted = (level < right)[:, None]
         ids = torch.where(wanted, torch.cat((true, output.ids[:, 1:]), dim=1), output.ids)
-        ids[:, 1:] = torch.where(ids[:, 1:] == ids[:, :1], VOCAB - 1, ids[:, 1:])
-        log_probs = torch.where(wanted & (torch.arange(ids.shape[1]) == 0), -0.01, output.log_probs - 1)
+        ids[:, 1:].masked_fill_(ids[:, 1:] == ids[:, :1], VOCAB - 1)
+        best = wanted & (torch.arange(ids.shape[1]) == 0)
+        log_probs = (output.log_probs - 1).masked_fill(best, -0.01)
         hidden = output.hidden.clone()
         hidden[:, 0] = level + 1
         return HeadOutput(hidden, log_probs, ids)
@@ -71,6 +72,6 @@ def with_oracle(engine: Engine, text: list[int], right: int) -> None:
     def step_helped(hidden, tokens, positions, slots, view, top):  # type: ignore[no-untyped-def]
         output = step(head, hidden, tokens, positions, slots, view, top)
         on_text = tokens == whole[positions + 1]
-        return helped(output, positions, torch.where(on_text, hidden[:, 0], 99.0))
+        return helped(output, positions, hidden[:, 0].masked_fill(~on_text, 99.0))
 
     head.extend, head.step = extend_helped, step_helped  # type: ignore[method-assign,assignment]

@@ -24,7 +24,9 @@ _WAITING = (
 
 
 class NoWaiting(TorchDispatchMode):
-    """Raises AssertionError at such an operation; counts the others."""
+    """Raises AssertionError at such an operation; counts the others. It does not see `tolist` and `numpy`, which
+    `on_meta` is for.
+    """
 
     def __init__(self) -> None:
         super().__init__()
