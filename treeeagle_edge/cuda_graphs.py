@@ -85,6 +85,5 @@ class Runs:
         except Exception as error:  # compilers, drivers and allocators each raise errors of their own
             require_device(self._device, "capturing a CUDA graph")
             self.problem = error.message if isinstance(error, TreeEagleError) else reason_of(error)
-        finally:  # warming up ran the work
-            for tensor, kept in zip(state, before, strict=True):
-                tensor.copy_(kept)
+        for tensor, kept in zip(state, before, strict=True):
+            tensor.copy_(kept)  # warming up ran the work

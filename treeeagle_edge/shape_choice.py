@@ -43,10 +43,8 @@ class ShapeChoice:
         self._largest = self.shapes[-1]
         self._acceptance = Acceptance()
         self._seconds: dict[TreeShape | None, float] = {}  # of a round; None is plain decoding
-        self._scale = 1.0  # what rounds take now, by what they took when first timed: contexts grow
-        self._gains = dict.fromkeys(
-            self.shapes, 0.0
-        )  # expected tokens beyond one, in rounds of the largest tree
+        # expected tokens beyond one, in rounds that drafted the largest tree
+        self._gains = dict.fromkeys(self.shapes, 0.0)
         self._gain: float | None = None  # the same for the largest tree, by the newest rounds of any
         self._rounds = 0  # until the next probe begins; negative while it lasts
         self._wait = _SHORT_WAIT
@@ -61,10 +59,10 @@ class ShapeChoice:
     def time(self, shape: TreeShape | None, seconds: float) -> None:
         """A round of `shape` took so long, its clock running from drafting to the last token."""
         known = self._seconds.get(shape)
-        if known is None or (seconds < known and self._gain is None):
-            self._seconds[shape] = seconds  # before the first answer the fastest counts
+        if known is None or self._gain is None:  # before the first answer the fastest counts
+            self._seconds[shape] = seconds if known is None else min(seconds, known)
         else:
-            self._scale += _LEARN * (seconds / known - self._scale)
+            self._seconds[shape] += _LEARN * (seconds - known)
 
     def learn(self, shape: TreeShape | None, round_: Round) -> None:
         """What a round of `shape` says about the head."""

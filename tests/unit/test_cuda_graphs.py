@@ -1,0 +1,144 @@
+"""How work is captured and replayed: the order of CUDA's calls, what warming up leaves, and what a failure does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from treeeagle_edge import cuda_graphs
+from treeeagle_edge.cuda_graphs import CudaCapture, Runs, Work
+from treeeagle_edge.errors import CannotRunError
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked of the part of torch.cuda that captures, in words."""
+    said: list[str] = []
+    graphs = iter(range(9))
+
+    def stream(name: str) -> Any:
+        return SimpleNamespace(
+            wait_stream=lambda other: said.append(f"{name} waits for {other.name}"), name=name
+        )
+
+    @contextmanager
+    def on(which: Any) -> Iterator[None]:
+        said.append(f"on {which.name}")
+        yield
+        said.append(f"off {which.name}")
+
+    @contextmanager
+    def graph(which: Any, *, pool: Any, capture_error_mode: str) -> Iterator[None]:
+        said.append(f"capture {which.name} in {pool}, {capture_error_mode}")
+        yield
+        said.append(f"captured {which.name}")
+
+    def new_graph() -> Any:
+        name = f"graph {next(graphs)}"
+        return SimpleNamespace(
+            name=name, replay=lambda: said.append(f"replay {name}"), pool=lambda: f"the pool of {name}"
+        )
+
+    fakes = {
+        "current_stream": lambda device: stream("main"),
+        "Stream": lambda device: stream("aside"),
+        "stream": on,
+        "synchronize": lambda device: said.append("synchronize"),
+        "CUDAGraph": new_graph,
+        "graph": graph,
+    }
+    for name, fake in fakes.items():
+        assert hasattr(torch.cuda, name)
+        monkeypatch.setattr(torch.cuda, name, fake)
+    return said
+
+
+def test_work_is_warmed_up_aside_and_captured_once(log: list[str]) -> None:
+    capture = CudaCapture(CUDA)
+    replay = capture(lambda: log.append("work"))
+    assert log == [
+        *(
+            "aside waits for main",
+            "on aside",
+            "work",
+            "work",
+            "off aside",
+            "main waits for aside",
+            "synchronize",
+        ),
+        *("capture graph 0 in None, thread_local", "work", "captured graph 0"),
+    ]
+    log.clear()
+    replay()
+    assert log == ["replay graph 0"]
+    capture(lambda: None)
+    assert "capture graph 1 in the pool of graph 0, thread_local" in log
+
+
+def test_there_is_no_capture_on_a_cpu() -> None:
+    with pytest.raises(CannotRunError, match="CUDA graphs need a CUDA device"):
+        CudaCapture(CPU)(lambda: None)
+
+
+def counting(state: torch.Tensor) -> Work:
+    return lambda: state.add_(1) and None
+
+
+class Captures:
+    """Runs the work twice, as warming up does, and keeps it; fails from the `fails_at`-th on."""
+
+    def __init__(self, fails_at: int = 99, error: Exception | None = None) -> None:
+        self.asked = 0
+        self._fails_at = fails_at
+        self._error = error or RuntimeError("operation not permitted when stream is capturing")
+
+    def __call__(self, work: Work) -> Work:
+        self.asked += 1
+        work(), work()
+        if self.asked >= self._fails_at:
+            raise self._error
+        return work
+
+
+def test_each_key_is_captured_once_and_warming_up_leaves_no_trace() -> None:
+    state, capture = torch.zeros(1), Captures()
+    runs = Runs(capture, CPU)
+    assert [runs.run("a", counting(state), [state]) for _ in range(3)] == [True, False, False]
+    assert state.item() == 3 and capture.asked == 1
+    assert runs.run("b", counting(state), [state])
+    assert state.item() == 4 and capture.asked == 2 and runs.captures
+
+
+def test_a_failure_keeps_what_was_captured_and_tries_no_more() -> None:
+    state, capture = torch.zeros(1), Captures(fails_at=2)
+    runs = Runs(capture, CPU)
+    assert runs.run("a", counting(state), [state])
+    assert runs.run("b", counting(state), [state])
+    assert runs.problem == "operation not permitted when stream is capturing" and not runs.captures
+    assert state.item() == 2  # ran once each, whatever the attempt did
+    assert not runs.run("c", counting(state), [state])
+    assert not runs.run("a", counting(state), [state])
+    assert state.item() == 4 and capture.asked == 2
+
+
+def test_a_capture_that_breaks_cuda_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(device: torch.device, what: str) -> None:
+        raise CannotRunError(f"{what} broke CUDA for this process", "use --kernels torch")
+
+    monkeypatch.setattr(cuda_graphs, "require_device", broken)
+    with pytest.raises(CannotRunError, match="capturing a CUDA graph broke CUDA"):
+        Runs(Captures(fails_at=1), CPU).run("a", lambda: None, [])
+
+
+def test_without_a_capture_everything_runs_as_it_is() -> None:
+    state = torch.zeros(1)
+    runs = Runs(None, CPU)
+    assert [runs.run("a", counting(state), [state]) for _ in range(2)] == [False, False]
+    assert state.item() == 2 and runs.problem is None
