@@ -90,8 +90,10 @@ Packed = TypeVar("Packed", FourBit, EightBit)
 
 def ring(weight: Packed, nbytes: int) -> list[Packed]:
     """The weight and copies of it, `nbytes` in all or more: walked in turn, none is in a cache when it comes up."""
-    copies = min(_MOST_COPIES, -(-nbytes // weight.nbytes))
-    return [weight, *(weight.clone() for _ in range(copies - 1))]
+    found = [weight]
+    while len(found) < min(_MOST_COPIES, -(-nbytes // weight.nbytes)):
+        found.append(weight.clone())
+    return found
 
 
 def check_linears(probe: Probe, finding: Finding) -> None:

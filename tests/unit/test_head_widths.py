@@ -45,8 +45,8 @@ def drafted(head: Head) -> tuple[HeadOutput, HeadOutput]:
     return first, head.step(hidden, slots[5:], torch.full((3,), 5), slots[5:], level, 8)
 
 
-@pytest.mark.parametrize(("bits", "limit"), [(16, 0.03), (8, 0.1), (4, 0.35)])
-def test_a_quantised_head_drafts_nearly_what_the_floats_do(bits: int, limit: float) -> None:
+@pytest.mark.parametrize(("bits", "limit", "shared"), [(16, 0.03, 7), (8, 0.1, 6), (4, 0.45, 2)])
+def test_a_quantised_head_drafts_nearly_what_the_floats_do(bits: int, limit: float, shared: int) -> None:
     """Expectations row 29: the head's width is its own. Every matrix is quantised, its own lm_head too."""
     exact, head = bundled_head(32, torch.float32), bundled_head(bits)
     kind = {16: DenseLinear, 8: Int8Linear, 4: Nf4Linear}[bits]
@@ -56,7 +56,7 @@ def test_a_quantised_head_drafts_nearly_what_the_floats_do(bits: int, limit: flo
         apart = (got.hidden.float() - expected.hidden).norm() / expected.hidden.norm()
         assert 0 < float(apart) < limit
         for ours, theirs in zip(got.ids.tolist(), expected.ids.tolist(), strict=True):
-            assert len({*ours} & {*theirs}) >= 5, "of the eight likeliest"
+            assert len({*ours} & {*theirs}) >= shared, "of the eight likeliest of 10,240"
 
 
 def test_the_int8_head_of_a_card_drafts_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
