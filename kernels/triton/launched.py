@@ -36,9 +36,13 @@ def launched() -> dict[str, Launch]:
     found["KV write, bf16"] = _write(rotates=False)
     found["rotate and write, bf16"] = _write()
     found["rotate and write with head norm, int8"] = _write(int8=True, normalizes=True)
-    x, weight = _empty(16, 4096, dtype=fp32), _empty(4096)
+    x, weight = _empty(16, 4096, dtype=fp32), _empty(4096, dtype=fp32)
     found["RMSNorm, 4,096"] = rowwise.norm_launch(x, weight, 1e-6, _empty(16, 4096))
     found["add and RMSNorm, 4,096"] = rowwise.norm_launch(x, weight, 1e-6, _empty(16, 4096), _empty(16, 4096))
+    x, weight = _empty(16, 4096), _empty(4096)
+    found["add and RMSNorm of a head, 4,096"] = rowwise.norm_launch(
+        x, weight, 1e-6, _empty(16, 4096), _empty(16, 4096)
+    )
     found["SiLU gate"] = rowwise.gate_launch(_empty(16, 28672), _empty(16, 14336))
     for rows in (16, 32, 64):
         found[f"4-bit product, bf16, {rows} rows"] = _product(rows, 6144, bf16)
@@ -72,8 +76,9 @@ def _write(rotates: bool = True, int8: bool = False, normalizes: bool = False) -
         return kv_write.write_launch(_empty(rows, 2 * kv_heads, dim), positions, pool)
     angles = _empty(_SLOTS, dim // 2, dtype=torch.float32)
     rotation = Rotation(angles, angles, positions)
-    norm = HeadNorm(_empty(heads + kv_heads, dim), 1e-6) if normalizes else None
-    qkv, query = _empty(rows, heads + 2 * kv_heads, dim), _empty(rows, heads, dim)
+    norm = HeadNorm(_empty(heads + kv_heads, dim, dtype=torch.float32), 1e-6) if normalizes else None
+    # a target keeps its queries in fp32
+    qkv, query = _empty(rows, heads + 2 * kv_heads, dim), _empty(rows, heads, dim, dtype=torch.float32)
     return kv_write.write_launch(qkv, positions, pool, rotation, norm, query)
 
 
