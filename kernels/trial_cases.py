@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -63,13 +63,15 @@ class SmallTree:
 
     @property
     def case(self) -> Case:
-        """The call, to be tried."""
-        return Case(
-            "attention",
-            self.query.device,
-            self.keys.dtype,
-            lambda: (dispatch.attention(self.query, self.keys, self.values, self.view),),
-        )
+        """The call, to be tried: as it is, and with a part of the prefix whose length only the device knows."""
+        device = self.query.device
+        part = replace(self.view, length=torch.tensor([_PREFIX - 7], device=device))
+
+        def call() -> tuple[Tensor, ...]:
+            views = self.view, replace(part)  # a view keeps what is made of it: a copy has nothing yet
+            return tuple(dispatch.attention(self.query, self.keys, self.values, view) for view in views)
+
+        return Case("attention", device, self.keys.dtype, call)
 
 
 def small_tree(device: torch.device, shape: ModelShape | None = None) -> SmallTree:

@@ -47,7 +47,7 @@ class AttentionView:
     A causal prefill chunk is the special case of a lower-triangular `visible`.
 
     With `length`, `prefix` is a buffer of which only so many leading slots are read: what the device alone knows
-    changes from pass to pass, while shapes and addresses stay, as a CUDA graph needs them. Nothing looks at the number.
+    changes from pass to pass, while shapes and addresses stay, as a CUDA graph needs them. Only `own_slots` looks at the number.
     """
 
     prefix: Tensor  # [T] int64, slots read by every query row
@@ -108,7 +108,7 @@ class AttentionView:
         return pool.index_select(0, self.slots)
 
     def own_slots(self, block: int) -> OwnSlots:
-        """What each row reads, padded to a multiple of `block`; computed once a view."""
+        """What each row reads, padded to a multiple of `block`; computed once a view. This waits for the device."""
         cached = self._own_slots.get(block)
         if cached is None:
             cached = self._own_slots[block] = self._gather_own_slots(block)
@@ -119,13 +119,14 @@ class AttentionView:
         return {}
 
     def _gather_own_slots(self, block: int) -> OwnSlots:
-        rows, prefix_length = self.visible.shape[0], self.prefix.shape[0]
+        prefix = self.prefix if self.length is None else self.prefix[: int(self.length)]
+        rows, prefix_length = self.visible.shape[0], prefix.shape[0]
         counts = self.visible.sum(dim=1)
         # a stable sort brings the granted rows to the front and keeps their order
         order = self.visible.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
         length = prefix_length + int(counts.max())
         padded = -(-length // block) * block
-        own = torch.cat((self.prefix.expand(rows, -1), self.rows[order]), dim=1)[:, :length]
+        own = torch.cat((prefix.expand(rows, -1), self.rows[order]), dim=1)[:, :length]
         own = torch.cat((own, own[:, :1].expand(rows, padded - length)), dim=1)
         readable = torch.arange(padded, device=own.device) < (prefix_length + counts)[:, None]
         return OwnSlots(torch.where(readable, own, own[:, :1]), readable)

@@ -176,7 +176,7 @@ class DeviceRound:
             count, used = paths.shape
             rows = self._scratch[:used]
             # a row's rotary position is one less than its token's place: row t pairs feature t with token t + 1
-            positions = (length + (level - 1)).expand(count)
+            positions = (length + (level - 1)).repeat(count)
             seen = AttentionView(prefix, rows, paths, length)
             return head.step(hidden, tokens, positions, rows[used - count :], seen, shape.branching)
 

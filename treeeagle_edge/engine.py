@@ -16,7 +16,7 @@ from treeeagle_edge.device_round import DeviceRound
 from treeeagle_edge.device_rounds import DeviceAnswer, DeviceRounds
 from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.host_rounds import AnswerRounds, HostRounds
-from treeeagle_edge.kernels.dispatch import current_backend
+from treeeagle_edge.kernels.dispatch import TRITON, serving
 from treeeagle_edge.kv_pool import KVPool, PoolUsage
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
 from treeeagle_edge.passes import MAX_EXPANSIONS, Passes
@@ -66,7 +66,7 @@ class Engine:
         self._controller: Controller | None = None
         self._device: DeviceRounds | None = None
         if on_device is None:
-            on_device = target.device.type == "cuda" and current_backend() == "triton" and not pads
+            on_device = target.device.type == "cuda" and serving("attention") == TRITON and not pads
         if on_device:
             self._device = self._on_device(slots, capture)
             self._try_shapes()

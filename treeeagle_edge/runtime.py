@@ -82,7 +82,7 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
     engine = _build_engine(
         plan, target, head, exact=settings.exact, cache=_costs_path(plan, hardware, threads)
     )
-    notes = [*hardware.notes, *slower]
+    notes = [*hardware.notes, *slower, *engine.notes]
     if plan.note is not None:
         notes.append(f"{plan.note.text}; {plan.note.hint}")
     if head is not None:

@@ -60,19 +60,21 @@ def tree_view(prefix: int, rows: int, *, scattered: bool, seed: int = 0) -> Atte
     return AttentionView(slots[:prefix], slots[prefix:], random_tree(rows, seed))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("length", [0, 1, 7, 40])
-def test_a_view_may_have_a_length_of_its_own(length: int) -> None:
+def test_a_view_may_have_a_length_of_its_own(backend: str, length: int) -> None:
     """What lies beyond it in the buffer is not read, NaN included; what lies before it is, NaN included."""
     query, keys, values = tensors(6)
     whole = tree_view(40, 6, scattered=True)
     keys[whole.prefix[length:]], values[whole.prefix[length:]] = float("nan"), float("nan")
     known = AttentionView(whole.prefix[:length], whole.rows, whole.visible)
     asked = replace(whole, length=torch.tensor([length]))
-    ours = reference.attention(query, keys, values, asked)
-    torch.testing.assert_close(ours, reference.attention(query, keys, values, known))
-    if length:
-        values[whole.prefix[length - 1]] = float("nan")
-        assert reference.attention(query, keys, values, asked).isnan().all()
+    with dispatch.use_backend(backend):
+        ours = dispatch.attention(query, keys, values, asked)
+        torch.testing.assert_close(ours, reference.attention(query, keys, values, known))
+        if length:
+            values[whole.prefix[length - 1]] = float("nan")
+            assert dispatch.attention(query, keys, values, replace(asked)).isnan().all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -7,6 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from device_engines import KINDS, with_oracle
+from device_engines import make as device_engine
+from engine_answers import answer as engine_answer
 from target_passes import in_pieces
 from tiny_models import CONFIG, RandomCheckpoint, tiny_engine, tiny_head
 from torch import Tensor
@@ -99,6 +102,18 @@ def test_an_engine_says_the_same_with_and_without_a_tree() -> None:
     assert len(set(expected)) > 3
     with dispatch.use_backend("triton"):
         assert answer(False) == expected and answer(True) == expected
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="the tiny head is made on the CPU")
+def test_rounds_on_the_device_give_the_text_of_the_reference() -> None:
+    """Lengths are read by the kernels, with padded rows and scratch rows in between."""
+    params = replace(KINDS["everything"], max_tokens=7)
+    expected = engine_answer(device_engine(on_device=False), params, speculate=False)
+    engine = device_engine()
+    with_oracle(engine, expected, 2)
+    with dispatch.use_backend("triton"), launch.counted() as counter:
+        assert engine_answer(engine, params) == expected
+    assert counter["prefix_kernel"] > 0
 
 
 def launches(target: Target) -> dict[str, int]:
