@@ -26,8 +26,13 @@ class TreeView(AttentionView):
     queries: int
 
     @cached_property
-    def visible(self) -> Tensor:  # type: ignore[override]
+    def visible(self) -> Tensor:
         """[queries, R] bool, as in `AttentionView`."""
+        if isinstance(self.parents, range):  # a chain: the one range that parents can be
+            chain = torch.ones(
+                len(self.parents), len(self.parents), dtype=torch.bool, device=self.rows.device
+            )
+            return chain.tril()[len(self.parents) - self.queries :]
         mask = np.zeros((len(self.parents), len(self.parents)), dtype=bool)
         for row, parent in enumerate(self.parents):
             if parent >= 0:

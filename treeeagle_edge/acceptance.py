@@ -29,8 +29,8 @@ class Acceptance:
     def chance(self, log_prob: float) -> float:
         """Probability that a node is walked once its parent is, given the head's log-probability for it."""
         at = _bin(log_prob)
-        own = math.exp(log_prob)
-        return min(1.0, max(_LEAST, (self._walked[at] + _PRIOR * own) / (self._seen[at] + _PRIOR)))
+        found = (self._walked[at] + _PRIOR * math.exp(log_prob)) / (self._seen[at] + _PRIOR)
+        return found if _LEAST < found < 1.0 else 1.0 if found >= 1.0 else _LEAST
 
     def continues(self, depth: int) -> float:
         """Probability that a walk at depth - 1, with children below it, goes on to `depth`."""
@@ -52,4 +52,5 @@ class Acceptance:
 
 
 def _bin(log_prob: float) -> int:
-    return min(_BINS - 1, int(-log_prob / _BIN_WIDTH))
+    at = int(-log_prob / _BIN_WIDTH)
+    return at if at < _BINS else _BINS - 1

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from treeeagle_edge.growth import Candidate, Growth
 from treeeagle_edge.head import HeadOutput
-from treeeagle_edge.kernels.tree_view import TreeView
 from treeeagle_edge.model_protocols import DraftHead
-from treeeagle_edge.small_tensors import int64_tensor, take_rows
+from treeeagle_edge.pass_rows import PassRows
 from treeeagle_edge.tree import DraftTree
 
 _SCORE = attrgetter("score")
@@ -25,18 +24,19 @@ _SCORE = attrgetter("score")
 class Drafter:
     """Grows one tree a round. `scratch` rows of the head's store hold its expansions and are never committed."""
 
-    def __init__(self, head: DraftHead, scratch: Tensor) -> None:
-        """`scratch` [R] int64: rows of the head's store, enough for all expansions of a round."""
+    def __init__(self, head: DraftHead, scratch: range) -> None:
+        """`scratch`: rows of the head's store, enough for all expansions of a round."""
         self.head = head
         self._scratch = scratch
 
     def draft(
-        self, root: int, scored: HeadOutput, prefix: Tensor, root_position: int, growth: Growth
+        self, root: int, scored: HeadOutput, table: Tensor, prefix: range, growth: Growth
     ) -> DraftTree | None:
-        """Draft below `root`, the token at `root_position` of the sequence, as far as `growth` wants.
+        """Draft below `root`, the sequence's last token, as far as `growth` wants.
 
-        `scored` is the head's output for the root's row; `prefix` [T] int64 are the slots of all head rows up to and
-        including the root's. Returns None where the head's scores are not finite: the round is then decoded plainly.
+        `scored` is the head's output for the root's row; `prefix` are the entries of `table`, int64 slots, of all head
+        rows up to and including the root's. Returns None where the head's scores are not finite: the round is then
+        decoded plainly.
         """
         level: list[Candidate | None] = [None]  # what the head ran on last; None is the root
         rows: dict[Candidate | None, int] = {None: -1}  # scratch rows; the root's is in the prefix
@@ -55,26 +55,16 @@ class Drafter:
             above = [rows[candidate.parent] for candidate in chosen]
             rows.update(zip(chosen, range(len(parents), len(parents) + len(chosen)), strict=True))
             parents += above
-            hidden = take_rows(scored.hidden, [row - first for row in above])
-            scored = self._expand(chosen, hidden, prefix, root_position + depth, parents, growth.branching)
+            # a row's rotary position is one less than its token's place: row t pairs feature t with token t + 1
+            place = prefix.stop - 1 + depth
+            tree = self._scratch[: len(parents)]
+            ids = [candidate.token for candidate in chosen]
+            asking = PassRows(ids, [place - 1] * len(ids), tree[-len(ids) :], table, prefix, tree, parents)
+            scored = self.head.step_rows(
+                scored.hidden, [row - first for row in above], asking, growth.branching
+            )
             level = [*chosen]
         return _build_tree(root, growth.select(candidates))
-
-    def _expand(
-        self,
-        chosen: list[Candidate],
-        hidden: Tensor,
-        prefix: Tensor,
-        place: int,
-        parents: list[int],
-        top: int,
-    ) -> HeadOutput:
-        """One head pass over the chosen candidates of a level, all at `place` of the sequence."""
-        count, rows = len(chosen), self._scratch[: len(parents)]
-        # a row's rotary position is one less than its token's place: row t pairs feature t with token t + 1
-        table = int64_tensor([[c.token for c in chosen], [place - 1] * count], rows.device)
-        view = TreeView(prefix, rows, parents, count)
-        return self.head.step(hidden, table[0], table[1], rows[-count:], view, top)
 
 
 def _children(

@@ -22,6 +22,7 @@ from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.linear import check_bits
 from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.pass_rows import TensorHead
 from treeeagle_edge.passes import MAX_EXPANSIONS
 from treeeagle_edge.target import Target, compute_dtype
 from treeeagle_edge.target_weights import TargetWeights, load_weights
@@ -111,7 +112,7 @@ def random_head(config: HeadConfig, target: Target, slots: int) -> Head:
     return Head(checkpoint, target.embed, slots=rows, context=target.context, dtype=dtype, device=device)
 
 
-class ScriptedHead:
+class ScriptedHead(TensorHead):
     """Proposes what a script says, and takes as long as the head behind it, whose passes are really made.
 
     The first `right` levels of a round hold the text's own next token, the ones below do not, so that a round settles

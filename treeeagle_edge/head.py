@@ -20,6 +20,7 @@ from treeeagle_edge.kernels.triton.operands import Pool
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.linear import Linear, make_linear
+from treeeagle_edge.pass_rows import TensorHead
 from treeeagle_edge.rope import RotaryTable
 
 
@@ -32,7 +33,7 @@ class HeadOutput:
     ids: Tensor  # [R, top] int64, ids of the target's vocabulary
 
 
-class Head:
+class Head(TensorHead):
     """Weights of a head, and the KV rows it writes. Its dtype and its width are independent of the target's."""
 
     def __init__(

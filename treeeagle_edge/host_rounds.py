@@ -125,7 +125,7 @@ class HostRounds:
         """
         if self._shape is None or limit < 2:
             return None
-        shape = replace(self._shape, depth=min(self._shape.depth, limit - 1))
+        shape = self._shape if self._shape.depth < limit else replace(self._shape, depth=limit - 1)
         if shape.adaptive and self._controller is not None:
             return self._controller.growth(shape, self._sampler.params.stop_ids)
         return FixedGrowth(shape, self._sampler.params.stop_ids)

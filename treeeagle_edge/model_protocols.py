@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.kernels.view import AttentionView, BatchView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.pass_rows import PassRows
 from treeeagle_edge.target import TargetOutput
 
 
@@ -53,6 +55,12 @@ class TargetModel(Protocol):
         """See `target.Target.forward`."""
         ...
 
+    def forward_rows(
+        self, rows: PassRows, store: KVStore, taps: tuple[int, ...], scored: slice = slice(None)
+    ) -> TargetOutput:
+        """See `pass_rows.TensorTarget.forward_rows`."""
+        ...
+
 
 class DraftHead(Protocol):
     """A loaded EAGLE-3 head with its own KV rows."""
@@ -82,6 +90,14 @@ class DraftHead(Protocol):
         self, hidden: Tensor, tokens: Tensor, positions: Tensor, slots: Tensor, view: AttentionView, top: int
     ) -> HeadOutput:
         """See `head.Head.step`."""
+        ...
+
+    def extend_rows(self, features: Tensor, rows: PassRows, top: int) -> HeadOutput:
+        """See `pass_rows.TensorHead.extend_rows`."""
+        ...
+
+    def step_rows(self, states: Tensor, chosen: Sequence[int], rows: PassRows, top: int) -> HeadOutput:
+        """See `pass_rows.TensorHead.step_rows`."""
         ...
 
     def clean_rows(self, slots: Tensor) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from ctypes import addressof, c_int64
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,7 +16,8 @@ from treeeagle_edge.kernels.native.library import NativeError
 from treeeagle_edge.kernels.native.structs import HeadConfig, HeadInput, Pass
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
-from treeeagle_edge.native_target import NativeTarget, native_pass, native_store
+from treeeagle_edge.native_target import NativeTarget, native_pass, native_rows, native_store
+from treeeagle_edge.pass_rows import PassRows
 from treeeagle_edge.rope import RotaryTable
 
 _MATRICES = {
@@ -90,15 +94,30 @@ class NativeHead:
         top: int,
     ) -> HeadOutput:
         """See `head.Head.extend`. What it gives is overwritten by the next pass."""
-        source = HeadInput(features=_checked(features, len(tokens), int(self._head.config.feature_width)))
+        source = HeadInput(
+            _checked(features, len(tokens), int(self._head.config.feature_width)), None, None, 0
+        )
         return self._run(native_pass(tokens, positions, slots, view), source, len(tokens) - 1, top)
 
     def step(
         self, hidden: Tensor, tokens: Tensor, positions: Tensor, slots: Tensor, view: AttentionView, top: int
     ) -> HeadOutput:
         """See `head.Head.step`. What it gives is overwritten by the next pass."""
-        source = HeadInput(hidden=_checked(hidden, len(tokens), self.config.hidden_size))
+        source = HeadInput(None, _checked(hidden, len(tokens), self.config.hidden_size), None, len(tokens))
         return self._run(native_pass(tokens, positions, slots, view), source, 0, top)
+
+    def extend_rows(self, features: Tensor, rows: PassRows, top: int) -> HeadOutput:
+        """See `pass_rows.TensorHead.extend_rows`. What it gives is overwritten by the next pass."""
+        count = len(rows.ids)
+        source = HeadInput(_checked(features, count, int(self._head.config.feature_width)), None, None, 0)
+        return self._run(native_rows(rows), source, count - 1, top)
+
+    def step_rows(self, states: Tensor, chosen: Sequence[int], rows: PassRows, top: int) -> HeadOutput:
+        """See `pass_rows.TensorHead.step_rows`. What it gives is overwritten by the next pass."""
+        count = states.shape[0]
+        named = (c_int64 * len(chosen))(*chosen)
+        source = HeadInput(None, _checked(states, count, self.config.hidden_size), addressof(named), count)
+        return self._run(native_rows(rows), source, 0, top)
 
     def clean_rows(self, slots: Tensor) -> None:
         """See `head.Head.clean_rows`."""

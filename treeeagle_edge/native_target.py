@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import addressof, c_int32
+from ctypes import addressof, c_int32, c_int64, sizeof
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from treeeagle_edge.kernels.native.team import Team
 from treeeagle_edge.kernels.tree_view import TreeView
 from treeeagle_edge.kernels.view import AttentionView, BatchView
 from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.pass_rows import PassRows
 from treeeagle_edge.rope import RotaryTable
 from treeeagle_edge.target import TargetOutput
 from treeeagle_edge.target_weights import Progress, TensorReader
@@ -76,16 +77,24 @@ class NativeTarget:
         scored: slice = slice(None),
     ) -> TargetOutput:
         """See `target.Target.forward`. What it gives is overwritten by the next pass."""
-        rows = ids.shape[0]
-        chosen = range(rows)[scored]
-        kind = (rows, chosen.start, len(chosen), taps)
+        return self._run(native_pass(ids, positions, slots, view), store, taps, scored)
+
+    def forward_rows(
+        self, rows: PassRows, store: KVStore, taps: tuple[int, ...], scored: slice = slice(None)
+    ) -> TargetOutput:
+        """See `pass_rows.TensorTarget.forward_rows`. What it gives is overwritten by the next pass."""
+        return self._run(native_rows(rows), store, taps, scored)
+
+    def _run(self, job: Pass, store: KVStore, taps: tuple[int, ...], scored: slice) -> TargetOutput:
+        chosen = range(job.rows)[scored]
+        kind = (job.rows, chosen.start, len(chosen), taps)
         found = self._requests.get(kind)
         if found is None:
-            found = self._requests[kind] = self._request(rows, chosen, taps)
+            found = self._requests[kind] = self._request(job.rows, chosen, taps)
         request, output = found
         if self._store is None or self._store[0] is not store:
             self._store = (store, native_store(store))
-        self.model.run(native_pass(ids, positions, slots, view), self._store[1], request)
+        self.model.run(job, self._store[1], request)
         return output
 
     def _request(self, rows: int, chosen: range, taps: tuple[int, ...]) -> tuple[Request, TargetOutput]:
@@ -116,6 +125,24 @@ def native_pass(ids: Tensor, positions: Tensor, slots: Tensor, view: AttentionVi
         visible = view.visible.contiguous()
         job = Pass(*rows, *reads, visible.data_ptr(), None, None, None, 0)
         job.keep = (ids, positions, slots, view, visible)
+    return job
+
+
+def native_rows(rows: PassRows) -> Pass:
+    """The C structure of a pass over `rows`; it keeps what it points to."""
+    count, nodes = len(rows.ids), len(rows.tree)
+    own = rows.tree is rows.slots
+    numbers = (c_int64 * (3 * count + (0 if own else nodes)))(
+        *rows.ids, *rows.positions, *rows.slots, *(() if own else rows.tree)
+    )
+    parents = (c_int32 * nodes)(*rows.parents)
+    at, step = addressof(numbers), count * sizeof(c_int64)
+    job = Pass(
+        count, at, at + step, at + 2 * step,
+        rows.table.data_ptr() + rows.prefix.start * sizeof(c_int64), len(rows.prefix),
+        at + (2 if own else 3) * step, nodes, None, addressof(parents), None, None, 0,
+    )  # fmt: skip
+    job.keep = (numbers, parents, rows.table)
     return job
 
 

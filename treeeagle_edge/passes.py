@@ -16,12 +16,10 @@ from treeeagle_edge.drafter import Drafter
 from treeeagle_edge.growth import Growth
 from treeeagle_edge.head import HeadOutput
 from treeeagle_edge.kernels.dispatch import use_backend
-from treeeagle_edge.kernels.tree_view import TreeView
-from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
+from treeeagle_edge.pass_rows import PassRows
 from treeeagle_edge.sequence import LiveSequence
-from treeeagle_edge.small_tensors import int64_tensor
 from treeeagle_edge.target import TargetOutput
 from treeeagle_edge.tree import DraftTree
 
@@ -50,11 +48,8 @@ class Passes:
             config.num_layers, slots + 1, config.num_kv_heads, config.head_dim, target.kv_dtype, self._device
         )
         self._taps = head.config.taps if head is not None else ()
-        scratch = torch.arange(slots, slots + MAX_EXPANSIONS, device=self._device)
+        scratch = range(slots, slots + MAX_EXPANSIONS)
         self._drafter = Drafter(head, scratch) if head is not None else None
-        self._causal = torch.ones(
-            self.chunk + 1, self.chunk + 1, dtype=torch.bool, device=self._device
-        ).tril()
 
     @property
     def kv_nbytes(self) -> int:
@@ -75,7 +70,16 @@ class Passes:
             stop = min(start + self.chunk, len(prompt))
             slots, ids = sequence.borrow(stop - start), prompt[start:stop]
             scored = slice(len(ids) - 1 if stop == len(prompt) else len(ids), len(ids))
-            output = self._run(ids, range(start, stop), slots, sequence.table(0, start), None, scored)
+            rows = PassRows(
+                ids,
+                range(start, stop),
+                slots,
+                sequence.slot_table,
+                range(start),
+                slots,
+                range(-1, len(ids) - 1),
+            )
+            output = self._run(rows, scored)
             sequence.commit(ids[again:], slots[again:])
             if sequence.with_head:
                 sequence.pending.append(output.features.clone())  # the next pass may overwrite them
@@ -96,10 +100,9 @@ class Passes:
             scored = self._extend_head(sequence, tokens, _joined(sequence.pending), growth.branching)
             sequence.pending = []
             sequence.head_tokens = position  # the root's row counts once the root is committed
-            prefix = sequence.table(1, position + 1)
-            tree = self._drafter.draft(root, scored, prefix, position, growth)
+            tree = self._drafter.draft(root, scored, sequence.slot_table, range(1, position + 1), growth)
             if tree is None:
-                self._drafter.head.clean_rows(prefix)
+                self._drafter.head.clean_rows(sequence.table(1, position + 1))
         return tree
 
     def verify(self, sequence: LiveSequence, tree: DraftTree, slots: Sequence[int]) -> TargetOutput:
@@ -109,8 +112,9 @@ class Passes:
         """
         position = len(sequence)
         positions = [position + depth for depth in tree.depths]
-        prefix = sequence.table(0, position)
-        return self._run(tree.tokens, positions, slots, prefix, tree.parents, slice(0, len(tree)))
+        table, prefix = sequence.slot_table, range(position)
+        rows = PassRows(tree.tokens, positions, slots, table, prefix, slots, tree.parents)
+        return self._run(rows, slice(0, len(tree)))
 
     def flush_head(self, sequence: LiveSequence) -> None:
         """Write the head rows of all committed tokens.
@@ -133,40 +137,32 @@ class Passes:
         """Write the head rows of P tokens, the first without one onwards, from the P true features before them."""
         assert self.head is not None
         first, count = sequence.head_tokens, len(tokens)
-        slots = sequence.table(first, first + count)
-        view = AttentionView(sequence.table(1, first), slots, self._causal[:count, :count])
-        table = int64_tensor((tokens, range(first - 1, first - 1 + count)), self._device)
-        return self.head.extend(features, table[0], table[1], slots, view, top)
+        slots, parents = sequence.slots_from(first, count), range(-1, count - 1)
+        positions = range(first - 1, first - 1 + count)
+        rows = PassRows(tokens, positions, slots, sequence.slot_table, range(1, first), slots, parents)
+        return self.head.extend_rows(features, rows, top)
 
-    def _run(
-        self,
-        ids: Sequence[int],
-        positions: Sequence[int],
-        slots: Sequence[int],
-        prefix: Tensor,
-        parents: Sequence[int] | None,
-        scored: slice,
-    ) -> TargetOutput:
-        """`parents` of the rows of a tree; None: each row reads those before it."""
-        rows = len(ids)
-        missing = self._fixed_rows - rows if self._fixed_rows is not None else 0
+    def _run(self, rows: PassRows, scored: slice) -> TargetOutput:
+        count = len(rows.ids)
+        missing = self._fixed_rows - count if self._fixed_rows is not None else 0
         if missing:
             # padding rows repeat the first, write to a slot of their own and are seen by nobody else
-            parents = [*(range(-1, rows - 1) if parents is None else parents), *[-1] * missing]
-            ids, positions = [*ids, *[ids[0]] * missing], [*positions, *[positions[0]] * missing]
-            slots = [*slots, *[self._pad_slot] * missing]
-        table = int64_tensor((ids, positions, slots), self._device)
-        view = (
-            AttentionView(prefix, table[2], self._causal[:rows, :rows])
-            if parents is None
-            else TreeView(prefix, table[2], parents, len(ids))
-        )
+            slots = [*rows.slots, *[self._pad_slot] * missing]
+            rows = PassRows(
+                [*rows.ids, *[rows.ids[0]] * missing],
+                [*rows.positions, *[rows.positions[0]] * missing],
+                slots,
+                rows.table,
+                rows.prefix,
+                slots,
+                [*rows.parents, *[-1] * missing],
+            )
         with self._kernels():
-            output = self.target.forward(table[0], table[1], table[2], view, self.store, self._taps, scored)
+            output = self.target.forward_rows(rows, self.store, self._taps, scored)
         if self._device.type == "cuda":
             # a round's clock is read next, and the walk would wait all the same: the pass would be booked under it
             torch.cuda.synchronize(self._device)
-        return replace(output, features=output.features[:rows]) if missing else output
+        return replace(output, features=output.features[:count]) if missing else output
 
     def _kernels(self) -> AbstractContextManager[None]:
         return use_backend("exact") if self._fixed_rows is not None else nullcontext()

@@ -63,8 +63,8 @@ class TimedModel:
         """A call that passes `rows` rows through the model."""
         slots = np.arange(_CONTEXT, _CONTEXT + rows)
         view = View(np.arange(_CONTEXT), slots)
-        ids, last = np.zeros(rows, np.int64), np.array([rows - 1])
-        return lambda: self._model.forward(ids, slots, slots, view, self._store, logit_rows=last)
+        ids = np.zeros(rows, np.int64)
+        return lambda: self._model.forward(ids, slots, slots, view, self._store, logit_rows=[rows - 1])
 
 
 def _empty(rows: int, columns: int, bits: int) -> np.ndarray:

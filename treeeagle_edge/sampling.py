@@ -88,7 +88,7 @@ class Sampler:
             position = root_position + 1 + tree.depths[row]
             token = greedy[row] if greedy is not None else self._sample(logits[row], position)
             self._observe(token)
-            child = tree.edges.get((row, token))
+            child = tree.child(row, token)
             if child is None or not finite[child]:
                 return Walk(tuple(rows), token)
             rows.append(child)

@@ -43,9 +43,10 @@ class LiveSequence:
         self.cached_tokens = len(self.slots)
         self.tokens: list[int] = list(prompt[: self.cached_tokens])
         self.borrowed: list[int] = []
+        self.announced: list[int] = []  # borrowed slots that the table has behind the committed ones
         self.pending: list[Tensor] = []  # [rows, taps * Ht] each: no head rows yet
-        self._table = torch.zeros(capacity, dtype=torch.int64, device=device) if table is None else table
-        self._table[: len(self.slots)] = torch.tensor(self.slots, dtype=torch.int64, device=device)
+        self.slot_table = torch.zeros(capacity, dtype=torch.int64, device=device) if table is None else table
+        self.slot_table[: len(self.slots)] = torch.tensor(self.slots, dtype=torch.int64, device=device)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -57,7 +58,11 @@ class LiveSequence:
 
     def table(self, start: int, stop: int) -> Tensor:
         """[stop - start] int64 slots of the tokens start .. stop - 1, the announced root included."""
-        return self._table[start:stop]
+        return self.slot_table[start:stop]
+
+    def slots_from(self, first: int, count: int) -> list[int]:
+        """Slots of `count` tokens from the `first` on, the announced root included."""
+        return [*self.slots[first : first + count], *self.announced][:count]
 
     def borrow(self, count: int) -> list[int]:
         """Take slots that are given back unless committed."""
@@ -67,7 +72,8 @@ class LiveSequence:
 
     def announce(self, slots: Sequence[int]) -> None:
         """Write borrowed slots behind the committed ones into the table, so that a head pass can read them."""
-        write_int64(self._table, len(self.tokens), slots)
+        write_int64(self.slot_table, len(self.tokens), slots)
+        self.announced = list(slots)
 
     def commit(self, tokens: Sequence[int], slots: Sequence[int], features: Tensor | None = None) -> None:
         """Append tokens with the borrowed slots that hold their KV, and give the other borrowed ones back.
@@ -86,6 +92,7 @@ class LiveSequence:
         """What `commit` does beside the table and the features: a round on the device has seen to those."""
         self.tokens.extend(tokens)
         self.slots.extend(slots)
+        self.announced = []
         kept = set(slots)
         rest, self.borrowed = [slot for slot in self.borrowed if slot not in kept], []
         self._pool.release(rest)

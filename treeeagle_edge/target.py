@@ -19,6 +19,7 @@ from treeeagle_edge.kernels.view import AttentionView, BatchView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.linear import check_bits
 from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.pass_rows import TensorTarget
 from treeeagle_edge.rope import RotaryTable
 from treeeagle_edge.target_weights import LayerWeights, TargetWeights, load_weights
 
@@ -37,7 +38,7 @@ class TargetOutput:
     peaks: tuple[Tensor, Tensor] | None = None
 
 
-class Target:
+class Target(TensorTarget):
     """A loaded model. It holds weights and rotary tables; keys and values belong to the caller's KVStore."""
 
     batch_invariant = False  # PyTorch picks other kernels for other numbers of rows

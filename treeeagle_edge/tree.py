@@ -39,17 +39,18 @@ class DraftTree:
             table.append((row,) if parent < 0 else (*table[parent], row))
         return tuple(table)
 
-    @cached_property
-    def edges(self) -> dict[tuple[int, int], int]:
-        """(row, token id) -> row of the child that carries the token: what a walk looks up."""
-        return dict(
-            zip(zip(self.parents[1:], self.tokens[1:], strict=True), range(1, len(self)), strict=True)
-        )
+    def child(self, row: int, token: int) -> int | None:
+        """The child of `row` that carries `token`. A walk asks a few times: making `children` would take longer."""
+        for at in range(row + 1, len(self.tokens)):
+            if self.parents[at] == row and self.tokens[at] == token:
+                return at
+        return None
 
     @cached_property
     def children(self) -> tuple[dict[int, int], ...]:
         """[N] for each row, token id -> row of the child that carries it."""
         table: tuple[dict[int, int], ...] = tuple({} for _ in self.tokens)
-        for (parent, token), row in self.edges.items():
-            table[parent][token] = row
+        for row, parent in enumerate(self.parents):
+            if parent >= 0:
+                table[parent][self.tokens[row]] = row
         return table

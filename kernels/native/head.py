@@ -105,7 +105,7 @@ class Head:
         )
         if given is None or given.shape != (rows, width):
             raise NativeError(f"expected features or hidden of shape {(rows, int(width))}")
-        source = HeadInput(address(features, np.float32), address(hidden, np.float32))
+        source = HeadInput(address(features, np.float32), address(hidden, np.float32), None, rows)
         return self.run(
             view.pass_of(rows, ids, positions, slots), store, source, self.request(rows, scored_rows, top)
         )

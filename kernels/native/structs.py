@@ -83,9 +83,9 @@ class Wanted(Structure):
 
 
 class HeadInput(Structure):
-    """`te_head_input`: true features or the states of the level before."""
+    """`te_head_input`: true features, or states of an earlier call and which of them the rows read."""
 
-    _fields_ = _fields(c_void_p, "features hidden")
+    _fields_ = [*_fields(c_void_p, "features hidden hidden_rows"), ("hidden_count", c_int64)]
 
 
 class HeadWanted(Structure):

@@ -152,10 +152,11 @@ class OracleDrafter:
         self,
         root: int,
         scored: HeadOutput,
-        prefix: Tensor,
-        root_position: int,
+        table: Tensor,
+        prefix: range,
         growth: FixedGrowth,
     ) -> DraftTree:
+        root_position = prefix.stop - 1
         tokens, parents, depths = [root], [-1], [0]
         right = 0  # the deepest row on the true path
         for _ in range(self._random.randint(1, growth._nodes)):

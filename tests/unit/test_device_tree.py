@@ -14,13 +14,14 @@ from treeeagle_edge.drafter import Drafter
 from treeeagle_edge.growth import FixedGrowth
 from treeeagle_edge.head import HeadOutput
 from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.pass_rows import TensorHead
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.tree import DraftTree
 
 VOCAB = 24
 
 
-class MadeUpHead:
+class MadeUpHead(TensorHead):
     """Scores that depend on a row's path alone: column 0 of the hidden state is a number of that path."""
 
     def __init__(self, seed: int, *, steps: int, children: int, broken_at: int | None = None) -> None:
@@ -62,8 +63,8 @@ class MadeUpHead:
 
 
 def on_host(head: MadeUpHead, shape: TreeShape, stops: frozenset[int]) -> DraftTree | None:
-    drafter = Drafter(head, torch.arange(512))  # type: ignore[arg-type]
-    return drafter.draft(1, head.scored(0, 1, 0), torch.arange(5), 5, FixedGrowth(shape, stops))
+    drafter = Drafter(head, range(6, 518))  # type: ignore[arg-type]
+    return drafter.draft(1, head.scored(0, 1, 0), torch.arange(6), range(1, 6), FixedGrowth(shape, stops))
 
 
 def on_device(head: MadeUpHead, shape: TreeShape, stops: frozenset[int]) -> DeviceTree:

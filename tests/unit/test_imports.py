@@ -52,6 +52,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "sequence",
         "sampling",
         "small_tensors",
+        "pass_rows",
     ),
     "protocols": ("model_protocols",),
     "drafter": (

@@ -113,6 +113,13 @@ int te_draft(te_head* head, const te_pass* pass, const te_kv* kv, const te_head_
     need(input, "input");
     if ((input->features != nullptr) == (input->hidden != nullptr)) refuse("give either features or hidden");
     need(input->features ? input->features : input->hidden, "features or hidden");
+    if (input->hidden_rows) {
+      need(input->hidden_rows, "hidden_rows");
+      need_range(input->hidden_rows, pass->rows, input->hidden_count, "hidden_rows");
+    } else if (input->hidden && input->hidden_count != pass->rows) {
+      refuse("without `hidden_rows`, hidden_count (%lld) must equal rows (%lld)", static_cast<long long>(input->hidden_count),
+             static_cast<long long>(pass->rows));
+    }
     need(w, "wanted");
     need_between(w->scored_count, 0, h.config.max_scored, "scored_count");
     if (w->scored_count > 0) {
@@ -122,7 +129,7 @@ int te_draft(te_head* head, const te_pass* pass, const te_kv* kv, const te_head_
       need(w->log_probs, "log_probs");
       need(w->ids, "ids");
     }
-    const HeadInput ours_input{input->features, input->hidden};
+    const HeadInput ours_input{input->features, input->hidden, input->hidden_rows};
     const HeadWanted wanted{w->hidden, w->scored_rows, w->scored_count, w->top, w->log_probs, w->ids};
     h.step(ours, {kv->keys, kv->values}, ours_input, wanted);
   });

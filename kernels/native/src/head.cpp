@@ -44,8 +44,10 @@ void Head::enter(Worker& worker, const Call& call) {
     worker.project(fc.weight, raw, rows, nullptr, x, width, worker.beginning(layer.q.weight));
     worker.barrier();
   } else {
-    for (int64_t r = mine.begin; r < mine.end; ++r)
-      std::memcpy(x + r * width, call.input->hidden + r * width, static_cast<size_t>(width) * sizeof(float));
+    for (int64_t r = mine.begin; r < mine.end; ++r) {
+      const int64_t from = call.input->hidden_rows ? call.input->hidden_rows[r] : r;
+      std::memcpy(x + r * width, call.input->hidden + from * width, static_cast<size_t>(width) * sizeof(float));
+    }
   }
   const Activations a = space.first(rows);
   const Matrix& table = embedding.present() ? embedding : target.embedding;

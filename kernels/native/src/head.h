@@ -20,7 +20,8 @@ struct HeadConfig {
 
 struct HeadInput {
   const float* features = nullptr;  // [rows][feature_width] true features, or
-  const float* hidden = nullptr;    // [rows][hidden] states of the level before
+  const float* hidden = nullptr;    // [][hidden] states of the level before, of which row m reads
+  const int64_t* hidden_rows = nullptr;  // [rows] the one named here; null: the m-th
 };
 
 struct HeadWanted {

@@ -86,8 +86,10 @@ typedef struct {
 } te_wanted;
 
 typedef struct {
-  const float* features;  /* [rows, feature_width], or null and then */
-  const float* hidden;    /* [rows, hidden] */
+  const float* features;       /* [rows, feature_width], or null and then */
+  const float* hidden;         /* [hidden_count, hidden]: states of an earlier call, of which row m reads */
+  const int64_t* hidden_rows;  /* [rows] the one named here; null: the m-th, hidden_count = rows */
+  int64_t hidden_count;
 } te_head_input;
 
 typedef struct {

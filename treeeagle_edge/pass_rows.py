@@ -1,0 +1,102 @@
+"""The rows of one pass in Python's numbers: what a round knows before any tensor is made.
+
+Native kernels take them as they are. Models whose passes take tensors get them through `TensorTarget` and `TensorHead`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from treeeagle_edge.kernels.tree_view import TreeView
+from treeeagle_edge.small_tensors import int64_tensor, take_rows
+
+if TYPE_CHECKING:
+    from treeeagle_edge.head import HeadOutput
+    from treeeagle_edge.kernels.view import AttentionView, BatchView
+    from treeeagle_edge.kv_store import KVStore
+    from treeeagle_edge.target import TargetOutput
+
+
+@dataclass(slots=True)
+class PassRows:
+    """M rows, and what they read: slots of the prefix, then their ancestors in `tree`, then themselves.
+
+    The rows of the pass are the last M of `tree`.
+    """
+
+    ids: Sequence[int]  # [M]
+    positions: Sequence[int]  # [M] rotary
+    slots: Sequence[int]  # [M] where their keys and values go
+    table: Tensor  # int64 slots in reading order; the prefix is
+    prefix: range  # these of its entries
+    tree: Sequence[int]  # [R] slots
+    parents: Sequence[int]  # [R] indices into `tree`, smaller than the row's own, -1 for none
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, TreeView]:
+        """ids, positions, slots [M] int64 and the view, on the table's device."""
+        device = self.table.device
+        rows = int64_tensor((self.ids, self.positions, self.slots), device)
+        tree = rows[2] if self.tree is self.slots else int64_tensor(self.tree, device)
+        prefix = self.table[self.prefix.start : self.prefix.stop]
+        return rows[0], rows[1], rows[2], TreeView(prefix, tree, self.parents, len(self.ids))
+
+
+class TensorTarget:
+    """A target whose `forward` takes tensors."""
+
+    @abstractmethod
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        view: AttentionView | BatchView,
+        store: KVStore,
+        taps: tuple[int, ...],
+        scored: slice = slice(None),
+    ) -> TargetOutput:
+        """See `target.Target.forward`."""
+
+    def forward_rows(
+        self, rows: PassRows, store: KVStore, taps: tuple[int, ...], scored: slice = slice(None)
+    ) -> TargetOutput:
+        """`forward` over `rows`."""
+        return self.forward(*rows.tensors(), store, taps, scored)
+
+
+class TensorHead:
+    """A head whose `extend` and `step` take tensors."""
+
+    @abstractmethod
+    def extend(
+        self,
+        features: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        view: AttentionView,
+        top: int,
+    ) -> HeadOutput:
+        """See `head.Head.extend`."""
+
+    @abstractmethod
+    def step(
+        self, hidden: Tensor, tokens: Tensor, positions: Tensor, slots: Tensor, view: AttentionView, top: int
+    ) -> HeadOutput:
+        """See `head.Head.step`."""
+
+    def extend_rows(self, features: Tensor, rows: PassRows, top: int) -> HeadOutput:
+        """`extend` over `rows`."""
+        return self.extend(features, *rows.tensors(), top)
+
+    def step_rows(self, states: Tensor, chosen: Sequence[int], rows: PassRows, top: int) -> HeadOutput:
+        """`step` over `rows`, fed with the `chosen` ones of `states` [S, H]."""
+        with torch.inference_mode():
+            hidden = take_rows(states, chosen)
+        return self.step(hidden, *rows.tensors(), top)
