@@ -44,7 +44,7 @@ class Engine:
         exact: bool = False,
         costs: CostTable | None = None,
         on_device: bool | None = None,
-        capture: Capture | None = None,
+        graphs: bool | Capture | None = None,
     ) -> None:
         """`slots` hold the whole context, one tree with its root, and a throwaway row: context + nodes + 2 or
         more.
@@ -53,7 +53,8 @@ class Engine:
         kernels whose rounding depends on the shape give the same text with and without a tree.
 
         `on_device`: whether rounds stay on the device; None: where CUDA has an attention that reads lengths there, but
-        not in exact mode, which asks for them. `capture` makes graphs of such rounds; None: CUDA's own, on CUDA.
+        not in exact mode, which asks for them. `graphs`: whether such rounds are captured, or what captures them; None:
+        on CUDA.
         """
         self.target = target
         self.head = head
@@ -68,7 +69,7 @@ class Engine:
         if on_device is None:
             on_device = target.device.type == "cuda" and serving("attention") == TRITON and not pads
         if on_device:
-            self._device = self._on_device(slots, capture)
+            self._device = self._on_device(slots, graphs)
             self._try_shapes()
         elif self.tree is not None and self.tree.adaptive:
             costs = costs or measure_costs(self._passes, self._pool, context, self.tree)
@@ -214,10 +215,11 @@ class Engine:
             table=table,
         )
 
-    def _on_device(self, slots: int, capture: Capture | None) -> DeviceRounds:
+    def _on_device(self, slots: int, graphs: bool | Capture | None) -> DeviceRounds:
         device = self.target.device
-        if capture is None and device.type == "cuda":
-            capture = CudaCapture(device)
+        if graphs is None:
+            graphs = device.type == "cuda"
+        capture = (CudaCapture(device) if graphs else None) if isinstance(graphs, bool) else graphs
         scratch = torch.arange(slots, slots + MAX_EXPANSIONS, device=device)
         round_ = DeviceRound(self.target, self.head, self._passes.store, scratch, context=self.context)
         return DeviceRounds(self._passes, round_, Runs(capture, device), self.tree)

@@ -27,10 +27,26 @@ def script_of(known: Sequence[int], target: Target, places: int) -> Tensor:
     return torch.tensor([*known, *more], dtype=torch.int64, device=target.device)
 
 
-def engine_of(target: Target, head: DraftHead, sizes: Sizes, *, exact: bool = False) -> Engine:
-    """An engine with the check's context and tree."""
+def engine_of(
+    target: Target,
+    head: DraftHead,
+    sizes: Sizes,
+    *,
+    exact: bool = False,
+    on_device: bool | None = None,
+    graphs: bool | None = None,
+) -> Engine:
+    """An engine with the check's context and tree. on_device, graphs: as on this machine where they are None."""
     return Engine(
-        target, head, context=sizes.context, slots=sizes.slots, tree=sizes.tree, exact=exact, costs=None
+        target,
+        head,
+        context=sizes.context,
+        slots=sizes.slots,
+        tree=sizes.tree,
+        exact=exact,
+        costs=None,
+        on_device=on_device,
+        graphs=graphs,
     )
 
 

@@ -27,6 +27,7 @@ from treeeagle_edge.gpu_check_passes import check_graphs, check_passes, check_se
 from treeeagle_edge.gpu_check_probe import ContextLostError, Finding, Probe
 from treeeagle_edge.gpu_check_process import FAILED, LOST, NOT_HERE, OK, Order
 from treeeagle_edge.gpu_check_products import check_products, check_second_products
+from treeeagle_edge.gpu_check_rounds import check_rounds
 from treeeagle_edge.gpu_check_served import check_served
 from treeeagle_edge.gpu_check_sizes import SIZES
 from treeeagle_edge.gpu_check_speed import check_speed
@@ -45,6 +46,7 @@ SECTIONS: Mapping[str, Callable[[Probe, Finding], None]] = MappingProxyType(
         "attention": check_attention,
         "speed": check_speed,
         "graphs": check_graphs,
+        "rounds": check_rounds,
         "linears-2": check_second_linears,
         "products": check_products,
         "memory": check_memory,

@@ -37,14 +37,12 @@ def make(
     context: int = 128,
     slack: int = 32,
     on_device: bool = True,
-    capture: Capture | None = None,
+    graphs: bool | Capture | None = None,
 ) -> Engine:
     target = tiny_target(context=context)
     slots = context + shape.nodes + 1 + slack
     head = tiny_head(target, slots=slots)
-    return Engine(
-        target, head, context=context, slots=slots, tree=shape, on_device=on_device, capture=capture
-    )
+    return Engine(target, head, context=context, slots=slots, tree=shape, on_device=on_device, graphs=graphs)
 
 
 def with_oracle(engine: Engine, text: list[int], right: int) -> None:

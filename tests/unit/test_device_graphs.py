@@ -10,7 +10,7 @@ from device_engines import KINDS, SHAPE, make, with_oracle
 from engine_answers import answer
 from no_waiting import NoWaiting, on_meta
 
-from treeeagle_edge.cuda_graphs import CudaCapture, Work
+from treeeagle_edge.cuda_graphs import Work
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 
@@ -92,7 +92,7 @@ class FakeCapture:
 def test_captured_rounds_give_the_same_text(kind: str) -> None:
     """Warming up runs the work on the same buffers: what it changed, history included, is put back."""
     capture = FakeCapture()
-    engine = make(capture=capture)
+    engine = make(graphs=capture)
     assert capture.captured == 2  # before the first answer: the tree, and plain decoding
     params = KINDS[kind]
     expected = answer(make(on_device=False), params, speculate=False)
@@ -106,7 +106,7 @@ def test_captured_rounds_give_the_same_text(kind: str) -> None:
 
 def test_where_capture_fails_rounds_run_one_by_one_and_say_so() -> None:
     capture = FakeCapture(fails=True)
-    engine = make(capture=capture)
+    engine = make(graphs=capture)
     assert engine.notes == (
         "rounds run without CUDA graphs, which is slower, because capturing one failed: "
         "operation not permitted when stream is capturing",
@@ -117,7 +117,7 @@ def test_where_capture_fails_rounds_run_one_by_one_and_say_so() -> None:
 
 
 def test_cuda_itself_refuses_on_a_cpu() -> None:
-    engine = make(capture=CudaCapture(torch.device("cpu")))
+    engine = make(graphs=True)
     assert engine.notes == (
         "rounds run without CUDA graphs, which is slower, because capturing one failed: "
         "CUDA graphs need a CUDA device",
