@@ -101,6 +101,17 @@ def test_a_rows_bits_do_not_depend_on_its_batch(isa: str, fmt: str) -> None:
     np.testing.assert_array_equal(three.matmul(fmt, blocks, n, np.ascontiguousarray(x[order])), alone[order])
 
 
+@pytest.mark.parametrize("fmt", TYPES)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_spoils_no_other(isa: str, fmt: str, value: float) -> None:
+    blocks, _ = weight(fmt, 16, 64)
+    x = rows(5, 64)
+    team = Team(1, isa)
+    expected = team.matmul(fmt, blocks, 16, x)
+    x[2, 3] = value
+    np.testing.assert_array_equal(team.matmul(fmt, blocks, 16, x)[[0, 1, 3, 4]], expected[[0, 1, 3, 4]])
+
+
 def test_sleeping_workers_wake_for_every_call(isa: str) -> None:
     blocks, _ = weight("q8", 64, 64)
     x = rows(2, 64)

@@ -45,8 +45,10 @@ void quantise_row(const float* x, int64_t n, const Activations& a, int64_t row, 
       total = S::iadd(total, rounded);
     }
     const int32_t sum = S::isum(total);
+    const auto bits = static_cast<uint32_t>(sum);  // unsigned products: x86 rounds NaN to -2^31
     const float scale = largest / 127.0f;
-    *a.block_info(block0 + b, row) = {scale, scale * static_cast<float>(sum), -128 * sum, -8 * sum};
+    *a.block_info(block0 + b, row) = {scale, scale * static_cast<float>(sum), static_cast<int32_t>(0u - 128u * bits),
+                                      static_cast<int32_t>(0u - 8u * bits)};
   }
 }
 
