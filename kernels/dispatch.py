@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from treeeagle_edge.errors import CannotRunError, UsageError
-from treeeagle_edge.kernels import reference, reference_exact, reference_layers
+from treeeagle_edge.kernels import reference, reference_exact, reference_layers, reference_noise
 from treeeagle_edge.kernels.triton import availability
 from treeeagle_edge.kernels.triton import reference as reference_packed
 from treeeagle_edge.kernels.triton.operands import HeadNorm, Pool, Rotation
@@ -54,6 +54,10 @@ class _Dispatcher:
             "silu_gate": {
                 "reference": reference_layers.silu_gate,
                 TRITON: _triton("rowwise", "silu_gate"),
+            },
+            "random_words": {
+                "reference": reference_noise.random_words,
+                TRITON: _triton("noise", "random_words"),
             },
             "matmul_4bit": {
                 "reference": reference_packed.matmul_4bit,
@@ -176,6 +180,11 @@ def rotate_and_write(
 def silu_gate(wide: Tensor) -> Tensor:
     """[M, I]: SiLU of the first half of `wide` [M, 2 I] times its second. See `reference_layers.silu_gate`."""
     return _dispatcher.chosen("silu_gate")(wide)
+
+
+def random_words(seed: Tensor, positions: Tensor, blocks: int) -> Tensor:
+    """[L, 4 * blocks] int64 for `positions` [L] under `seed` [1]. See `reference_noise.random_words`."""
+    return _dispatcher.chosen("random_words")(seed, positions, blocks)
 
 
 def matmul_4bit(

@@ -20,6 +20,7 @@ NAMES = {  # of operations, for a person
     "add_rms_norm": "RMSNorm after a residual sum",
     "rotate_and_write": "RoPE with the KV write",
     "silu_gate": "SiLU gate",
+    "random_words": "random words",
     "matmul_4bit": "4-bit product",
 }
 

@@ -96,6 +96,7 @@ def cases(device: torch.device, shape: ModelShape) -> Iterator[Case]:
     yield _rotation(device, shape)
     wide = _normal((_ROWS, 2 * shape.intermediate), 6, device, shape.dtype)
     yield Case("silu_gate", device, shape.dtype, lambda: (dispatch.silu_gate(wide),))
+    yield _words(device)
     if shape.packed and shape.hidden % BLOCK_SIZE == 0:
         yield _product(device, shape)
 
@@ -131,6 +132,17 @@ def _rotation(device: torch.device, shape: ModelShape) -> Case:
         return query, pool.keys, pool.values
 
     return Case("rotate_and_write", device, shape.dtype, call)
+
+
+def _words(device: torch.device) -> Case:
+    """Random words as numbers: one wrong bit in a round makes other numbers of most of them."""
+    seed = torch.tensor([7], device=device)
+    positions = torch.arange(3, device=device) * 1000
+
+    def call() -> tuple[Tensor, ...]:
+        return (dispatch.random_words(seed, positions, 75).double(),)
+
+    return Case("random_words", device, torch.float32, call)
 
 
 def _product(device: torch.device, shape: ModelShape) -> Case:

@@ -47,7 +47,8 @@ class AttentionView:
     A causal prefill chunk is the special case of a lower-triangular `visible`.
 
     With `length`, `prefix` is a buffer of which only so many leading slots are read: what the device alone knows
-    changes from pass to pass, while shapes and addresses stay, as a CUDA graph needs them. Only `own_slots` looks at the number.
+    changes from pass to pass, while shapes and addresses stay, as a CUDA graph needs them. Only `own_slots` looks at
+    the number.
     """
 
     prefix: Tensor  # [T] int64, slots read by every query row

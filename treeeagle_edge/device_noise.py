@@ -1,19 +1,13 @@
-"""The noise of `sampling.gumbel_noise` in tensor operations: the same bits on any device, without waiting for the host.
-
-Philox 4x64 with ten rounds (Salmon et al., SC 2011). 64-bit words are int64, whose products wrap around as unsigned
-ones do; the upper half of a product is put together from halves of 32 bits.
-"""
+"""The noise of `sampling.gumbel_noise` made on the device: from the same random bits, without waiting for the host."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-_FACTORS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
-_KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
-_ROUNDS = 10
-_WORDS = 4  # of a block
-_LOW = 0xFFFFFFFF
+from treeeagle_edge.kernels.dispatch import random_words
+from treeeagle_edge.kernels.reference_noise import WORDS
+
 _MANTISSA = 53  # bits of a float64
 
 
@@ -22,37 +16,6 @@ def gumbel_noise(seed: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
 
     seed: [1] int64, not negative; positions: [L] int64. Both are read on the device.
     """
-    blocks = -(-vocab_size // _WORDS)
-    raw = _philox(seed, positions, blocks)[:, :vocab_size]
-    uniform = (((raw >> (64 - _MANTISSA)) & ((1 << _MANTISSA) - 1)).double() + 0.5) * 2.0**-_MANTISSA
+    words = random_words(seed, positions, -(-vocab_size // WORDS))[:, :vocab_size]
+    uniform = (((words >> (64 - _MANTISSA)) & ((1 << _MANTISSA) - 1)).double() + 0.5) * 2.0**-_MANTISSA
     return -torch.log(-torch.log(uniform))
-
-
-def _philox(seed: Tensor, positions: Tensor, blocks: int) -> Tensor:
-    """[L, 4 * blocks] int64: words of the counters (1, 0, 0, position), (2, 0, 0, position), ... under (seed, 0)."""
-    first = torch.arange(1, blocks + 1, device=seed.device).expand(len(positions), blocks)
-    zero = torch.zeros_like(first)
-    words = (first, zero, zero, positions[:, None].expand_as(first))
-    keys = (seed, torch.zeros_like(seed))
-    for _ in range(_ROUNDS):
-        (high_0, low_0), (high_1, low_1) = (
-            _product(words[2 * i], factor) for i, factor in enumerate(_FACTORS)
-        )
-        words = (high_1 ^ words[1] ^ keys[0], low_1, high_0 ^ words[3] ^ keys[1], low_0)
-        keys = (keys[0] + _signed(_KEY_STEPS[0]), keys[1] + _signed(_KEY_STEPS[1]))
-    return torch.stack(words, dim=-1).flatten(1)
-
-
-def _product(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """Upper and lower 64 bits of `word` * `factor`, both unsigned."""
-    low, high = word & _LOW, (word >> 32) & _LOW
-    factor_low, factor_high = factor & _LOW, factor >> 32
-    carried = high * factor_low + ((low * factor_low >> 32) & _LOW)
-    middle = low * factor_high + (carried & _LOW)
-    upper = high * factor_high + ((carried >> 32) & _LOW) + ((middle >> 32) & _LOW)
-    return upper, word * _signed(factor)
-
-
-def _signed(word: int) -> int:
-    """The int64 with the bits of an unsigned word."""
-    return word - (1 << 64) if word >> 63 else word

@@ -152,7 +152,7 @@ def test_kernels_that_fail_alike_are_told_together_and_one_shape_is_enough(
         "slower without Triton's kernels: RMSNorm, SiLU gate (triton fails: no ptxas)",
         "slower without Triton's kernels: attention (triton is 1.0e+00 from the reference)",
     )
-    assert serving() == {"add_rms_norm", "rotate_and_write", "matmul_4bit"}
+    assert serving() == {"add_rms_norm", "rotate_and_write", "random_words", "matmul_4bit"}
 
 
 def test_a_width_that_blocks_of_4_bits_do_not_fill_is_not_tried(card: list[torch.device]) -> None:

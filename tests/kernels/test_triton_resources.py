@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 
 CARDS = {86: 99, 89: 99, 90: 227, 120: 99}  # KB of shared memory
-KERNELS = ("prefix", "ancestors", "ancestor table", "KV write", "rotate", "RMSNorm", "SiLU", "4-bit product")
+KERNELS = (
+    "prefix",
+    "ancestors",
+    "ancestor table",
+    "KV write",
+    "rotate",
+    "RMSNorm",
+    "SiLU",
+    "random words",
+    "4-bit product",
+)
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
