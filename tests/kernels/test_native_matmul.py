@@ -102,13 +102,14 @@ def test_a_rows_bits_do_not_depend_on_its_batch(isa: str, fmt: str) -> None:
 
 
 @pytest.mark.parametrize("fmt", TYPES)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_row_that_is_not_finite_spoils_no_other(isa: str, fmt: str, value: float) -> None:
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e-38, -1e-38])
+@pytest.mark.parametrize("count", [1, 64])
+def test_a_row_beyond_what_int8_can_say_spoils_no_other(isa: str, fmt: str, value: float, count: int) -> None:
     blocks, _ = weight(fmt, 16, 64)
     x = rows(5, 64)
     team = Team(1, isa)
     expected = team.matmul(fmt, blocks, 16, x)
-    x[2, 3] = value
+    x[2, :count] = value
     np.testing.assert_array_equal(team.matmul(fmt, blocks, 16, x)[[0, 1, 3, 4]], expected[[0, 1, 3, 4]])
 
 

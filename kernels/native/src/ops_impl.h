@@ -36,19 +36,19 @@ void quantise_row(const float* x, int64_t n, const Activations& a, int64_t row, 
       peak = S::max(peak, S::abs(part[i]));
     }
     const float largest = S::max_lane(peak);
+    const typename S::F most = S::set1(127.0f), least = S::set1(-127.0f);
     const typename S::F inverse = S::set1(largest > 0.0f ? 127.0f / largest : 0.0f);
     int8_t* q = a.block(block0 + b, row);
     typename S::I total = S::iset1(0);
     for (int i = 0; i < kParts; ++i) {
-      const typename S::I rounded = S::round(S::mul(part[i], inverse));
+      // NaN, and infinity where `largest` is below 2^-121, would overflow the sum. Of NaN and a number max gives the second.
+      const typename S::I rounded = S::round(S::min(S::max(S::mul(part[i], inverse), least), most));
       S::store_int8(q + i * S::kLanes, rounded);
       total = S::iadd(total, rounded);
     }
     const int32_t sum = S::isum(total);
-    const auto bits = static_cast<uint32_t>(sum);  // unsigned products: x86 rounds NaN to -2^31
     const float scale = largest / 127.0f;
-    *a.block_info(block0 + b, row) = {scale, scale * static_cast<float>(sum), static_cast<int32_t>(0u - 128u * bits),
-                                      static_cast<int32_t>(0u - 8u * bits)};
+    *a.block_info(block0 + b, row) = {scale, scale * static_cast<float>(sum), -128 * sum, -8 * sum};
   }
 }
 

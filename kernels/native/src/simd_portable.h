@@ -68,11 +68,10 @@ struct Portable {
   static F to_float(I x) {
     return F{static_cast<float>(x[0]), static_cast<float>(x[1]), static_cast<float>(x[2]), static_cast<float>(x[3])};
   }
-  // Nearest even by the addition that pushes the fraction out; |x| < 2^22 everywhere it is used. NaN becomes 0, so that sums
-  // of what was rounded never overflow.
+  // Nearest even by the addition that pushes the fraction out; |x| < 2^22 everywhere it is used, and never NaN.
   static I round(F x) {
     const F magic = set1(12582912.0f);
-    return (as_int(x + magic) - as_int(magic)) & (x == x);
+    return as_int(x + magic) - as_int(magic);
   }
   static int32_t isum(I x) { return x[0] + x[1] + x[2] + x[3]; }
   static void store_int8(int8_t* p, I x) {
