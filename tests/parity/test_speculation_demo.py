@@ -77,6 +77,40 @@ def test_speculation_equals_plain_decoding(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.8, "top_p": 0.95, "seed": 3},
+        {"repetition_penalty": 1.2, "frequency_penalty": 0.5},
+    ],
+    ids=["greedy", "sampling", "penalties"],
+)
+def test_rounds_on_the_device_give_the_text_of_the_host(
+    runtime: Runtime, prompts: list[list[int]], options: dict[str, float]
+) -> None:
+    """What a card would run, in the vocabulary of a real model: plain decoding led by the host says the same."""
+    engine = runtime.engine
+    device = Engine(
+        engine.target,
+        engine.head,
+        context=runtime.context,
+        slots=runtime.plan.slots,
+        tree=runtime.tree,
+        on_device=True,
+    )
+    params = SamplingParams(max_tokens=12, **options)  # type: ignore[arg-type]
+    accepted = 0
+    for prompt in prompts[::8]:
+        settled = list(device.generate(prompt, params))
+        accepted += sum(item.accepted for item in settled)
+        tree = [token for item in settled for token in item.ids]
+        assert tree == text(engine, prompt, params, speculate=False)
+    assert accepted > 5
+    engine.reset()  # both write to the rows of one head
+
+
+@pytest.mark.slow
 def test_a_random_head_gives_the_same_text(
     runtime: Runtime, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
