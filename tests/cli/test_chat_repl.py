@@ -70,6 +70,14 @@ def prompt_text(result, number: int = -1) -> str:
     return ByteCodec().decode(result.engine.prompts[number], skip_special=False)
 
 
+def test_what_the_engine_finds_out_while_it_answers_is_told_once(repl):
+    engine = ScriptEngine([script("hm")])
+    engine.notes = ("the card is slow today", "known since the start")
+    result = repl("a", "b", engine=engine, notes=("known since the start",))
+    assert result.err.count("the card is slow today") == 1
+    assert result.err.count("known since the start") == 1
+
+
 def test_a_short_chat(repl):
     """A transcript. Expectations row 46: the header says which device runs it, and why."""
     result = repl("why is the sky blue?", "  ", "and at night?", "/exit")

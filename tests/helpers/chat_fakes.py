@@ -66,6 +66,7 @@ class ScriptEngine:
 
     has_head = True
     tree = TreeShape(depth=4, branching=2, nodes=8)
+    notes: tuple[str, ...] = ()
 
     def __init__(
         self,

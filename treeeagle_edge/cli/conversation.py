@@ -45,6 +45,7 @@ class Conversation:
     silent: bool = False
     interrupts: Interrupts = field(default_factory=Interrupts)
     advised: bool = False
+    told: list[str] = field(default_factory=list)  # notes that came with answers
 
     def params(self) -> SamplingParams:
         """Sampling for the next answer: what was chosen, over what the model recommends. A seed not chosen is drawn."""
@@ -67,6 +68,7 @@ class Conversation:
             self.save()
             raise
         self.save()
+        self._tell_news()
         if self.session.forgotten > forgotten:
             count = self.session.forgotten
             note(
@@ -154,6 +156,13 @@ class Conversation:
                     return piece
                 printer.write(piece)
         raise AssertionError("a session ends with an answer")
+
+    def _tell_news(self) -> None:
+        """What the engine found out while it answered, once each."""
+        for sentence in self.runtime.engine.notes:
+            if sentence not in (*self.runtime.notes, *self.told):
+                self.told.append(sentence)
+                note(sentence)
 
     def _show_stats(self, answer: Answer) -> None:
         sampled = self.params().temperature > 0
