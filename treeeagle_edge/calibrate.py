@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -16,31 +17,47 @@ from treeeagle_edge.sequence import LiveSequence
 from treeeagle_edge.tree import DraftTree
 
 _PREFIX = 48  # tokens before the measured passes: a short conversation
-_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
-_REPEATS = 3  # the fastest counts: what else the machine does is not the model's cost
+_ROWS = (1, 8, 32, 16, 4, 12, 24, 2, 48, 64)  # the first three always; the others as long as there is time
+_ALWAYS = 3
 _LEVELS = 4  # a draft of so many levels tells what one costs
+_TIME, _MOST_TURNS = 0.7, 9  # seconds; turns beyond the first end with them
 
 
 def measure_costs(passes: Passes, pool: KVPool, context: int, bounds: TreeShape) -> CostTable:
     """Time verify passes of several sizes and drafts of one and of several levels, on a made-up prompt.
 
-    `context` in tokens. Slots are taken from `pool` and given back; its cached prefixes are dropped.
+    They run in turn, as they will in rounds, so that neither finds its weights in the cache and a busy moment does not
+    meet one of them alone; of each the fastest counts. `context` in tokens. Slots are taken from `pool` and given back;
+    its cached prefixes are dropped.
     """
     vocab = passes.target.config.vocab_size
     prompt = [i % vocab for i in range(1, min(_PREFIX, context // 2) + 1)]
     device = passes.target.device
     sequence = LiveSequence(pool, prompt, with_head=True, reuse=False, capacity=context + 1, device=device)
+    sizes = [count for count in _ROWS if count <= bounds.nodes + 1]
+    best: dict[str, float] = {}
+
+    def measure(name: str, seconds: float) -> None:
+        best[name] = min(best.get(name, math.inf), seconds)
+
     try:
         passes.prefill(sequence, prompt)
-        rows = [count for count in _ROWS if count <= bounds.nodes + 1]
-        verify = [_verify_seconds(passes, sequence, count) for count in rows]
-        extend = _draft_seconds(passes, sequence, TreeShape(1, bounds.branching, 1))
-        deep = _draft_seconds(passes, sequence, TreeShape(_LEVELS, bounds.branching, 256))
+        started = time.perf_counter()
+        for turn in range(_MOST_TURNS):
+            for place, count in enumerate(sizes):
+                late = time.perf_counter() - started > _TIME
+                if late and (turn or place >= _ALWAYS):
+                    break
+                measure(f"verify {count}", _verify_seconds(passes, sequence, count))
+                levels = 1 if place % 2 == 0 else _LEVELS
+                measure(f"draft {levels}", _draft_seconds(passes, sequence, levels, bounds.branching))
     finally:
         sequence.close()
         pool.clear_cache()
+    rows = sorted(count for count in sizes if f"verify {count}" in best)
+    extend, deep = best["draft 1"], best.get(f"draft {_LEVELS}", math.inf)
     step = max((deep - extend) / (_LEVELS - 1), extend / 20)  # a level is never free, whatever the clock says
-    return CostTable(tuple(rows), tuple(verify), extend, step)
+    return CostTable(tuple(rows), tuple(best[f"verify {count}"] for count in rows), extend, step)
 
 
 def _verify_seconds(passes: Passes, sequence: LiveSequence, rows: int) -> float:
@@ -49,31 +66,24 @@ def _verify_seconds(passes: Passes, sequence: LiveSequence, rows: int) -> float:
         tuple(i % vocab for i in range(rows)), (-1, *[0] * children), (0, *[1] * children), (0.0,) * rows
     )
     slots = sequence.borrow(rows)
-    seconds = _fastest(lambda: passes.verify(sequence, tree, slots), passes.target.device)
+    seconds = _timed(lambda: passes.verify(sequence, tree, slots), passes.target.device)
     sequence.commit([], [])
     return seconds
 
 
-def _draft_seconds(passes: Passes, sequence: LiveSequence, shape: TreeShape) -> float:
+def _draft_seconds(passes: Passes, sequence: LiveSequence, levels: int, branching: int) -> float:
     sequence.announce(sequence.borrow(1))
     pending, head_tokens = sequence.pending, sequence.head_tokens
-
-    def draft() -> None:
-        sequence.pending, sequence.head_tokens = pending, head_tokens
-        passes.draft(sequence, 1, FixedGrowth(shape))
-
-    seconds = _fastest(draft, passes.target.device)
+    growth = FixedGrowth(TreeShape(levels, branching, 256))
+    seconds = _timed(lambda: passes.draft(sequence, 1, growth), passes.target.device)
     sequence.pending, sequence.head_tokens = pending, head_tokens
     sequence.commit([], [])
     return seconds
 
 
-def _fastest(run: Callable[[], object], device: torch.device) -> float:
-    best = float("inf")
-    for _ in range(_REPEATS):
-        started = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - started)
-    return best
+def _timed(run: Callable[[], object], device: torch.device) -> float:
+    started = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started

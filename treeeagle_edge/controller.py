@@ -10,11 +10,10 @@ from treeeagle_edge.growth import AdaptiveGrowth, Growth
 from treeeagle_edge.rounds import Round, TreeShape
 
 _JUDGE_AFTER = 12  # tree rounds before a verdict
-_FORGET = 0.92  # weight of the rounds before the newest one
-_SHORT_PAUSE, _LONG_PAUSE = (
-    24,
-    384,
-)  # plain rounds; doubles while probing finds that drafting still does not pay
+_FORGET = 0.92  # weight of the rounds before the newest one, in a verdict
+_FORGET_RATE = 0.98  # and in the going rate, which several answers share
+# plain rounds; doubles while probing finds that drafting still does not pay
+_SHORT_PAUSE, _LONG_PAUSE = 24, 384
 
 
 class Controller:
@@ -24,6 +23,7 @@ class Controller:
         self.costs = CostModel(table)
         self.acceptance = Acceptance()
         self._tokens = self._seconds = 0.0  # of recent tree rounds, newest counting most
+        self._earned = self._spent = 0.0  # the same over a longer while
         self._judged = 0  # tree rounds since the last pause
         self._pause = 0  # plain rounds still to go
         self._next_pause = _SHORT_PAUSE
@@ -33,9 +33,17 @@ class Controller:
         """Whether the next round decodes plainly because that is faster now."""
         return self._pause > 0
 
+    @property
+    def rate(self) -> float:
+        """Tokens a second that a round's time is worth: what trees earned lately, or plain decoding would."""
+        plain = 1.0 / self.costs.verify(1)
+        return max(plain, self._earned / self._spent) if self._spent else plain
+
     def growth(self, bounds: TreeShape, stop_ids: Collection[int]) -> AdaptiveGrowth | None:
         """How the next round's tree grows; None where the round should not draft."""
-        return None if self.paused else AdaptiveGrowth(bounds, self.costs, self.acceptance, stop_ids)
+        if self.paused:
+            return None
+        return AdaptiveGrowth(bounds, self.costs, self.acceptance, self.rate, stop_ids)
 
     def observe(self, round_: Round, growth: Growth | None) -> None:
         """Learn from a round; `growth` sized its tree, None where it decoded plainly."""
@@ -46,8 +54,9 @@ class Controller:
             return
         if round_.tree is not None:
             self.acceptance.observe(round_.tree, round_.walked)
-        self._tokens = _FORGET * self._tokens + round_.accepted + 1
-        self._seconds = _FORGET * self._seconds + round_.draft_s + round_.verify_s + round_.sample_s
+        tokens, seconds = round_.accepted + 1, round_.draft_s + round_.verify_s + round_.sample_s
+        self._tokens, self._seconds = _FORGET * self._tokens + tokens, _FORGET * self._seconds + seconds
+        self._earned, self._spent = _FORGET_RATE * self._earned + tokens, _FORGET_RATE * self._spent + seconds
         self._judged += 1
         if self._judged >= _JUDGE_AFTER:
             self._judge()

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from treeeagle_edge.rounds import Round
 
 _LEARN = 0.08  # weight of the newest round in the running corrections
+_LEARN_POINT = 0.02  # and in those of a single point
+_MOST_OFF = 3.0
+_LEVELS = 8  # points of the curve of drafting; deeper drafts go on in proportion
 
 
 @dataclass(frozen=True)
@@ -23,19 +27,55 @@ class CostTable:
     step: float  # a head pass over a drafted level
 
 
+class Curve:
+    """Seconds by a count, of rows or of levels: as measured at the start, corrected by what rounds take.
+
+    One factor is everything's (contexts grow, other programs want the cores) and learns quickly; one belongs to each
+    measured point and learns slowly, since the first measurement was short.
+    """
+
+    def __init__(self, points: Sequence[int], seconds: Sequence[float]) -> None:
+        """`points` ascending, from 1; more never takes less, so what a later point took bounds the earlier ones."""
+        self._points = tuple(points)
+        self._seconds = [min(seconds[at:]) for at in range(len(points))]
+        self._scale = 1.0
+
+    def at(self, count: int) -> float:
+        """Straight lines between the points, in proportion beyond them."""
+        return self._scale * sum(weight * self._seconds[at] for at, weight in self._shares(count))
+
+    def observe(self, count: int, seconds: float) -> None:
+        """Learn from one measurement. One far off counts as `_MOST_OFF` times too long: it was an interruption."""
+        off = min(seconds / self.at(count), _MOST_OFF) - 1.0
+        self._scale *= 1.0 + _LEARN * off
+        for at, weight in self._shares(count):
+            self._seconds[at] *= 1.0 + _LEARN_POINT * min(weight, 1.0) * off
+
+    def _shares(self, count: int) -> tuple[tuple[int, float], ...]:
+        """(point, weight) of the points that `count` lies between."""
+        at = bisect_left(self._points, count)
+        if at == len(self._points):
+            return ((at - 1, count / self._points[-1]),)
+        if self._points[at] == count or at == 0:
+            return ((at, 1.0),)
+        low, high = self._points[at - 1], self._points[at]
+        part = (count - low) / (high - low)
+        return ((at - 1, 1.0 - part), (at, part))
+
+
 class CostModel:
-    """The table, scaled by what rounds really take: contexts grow, and other programs want the cores too."""
+    """What a round will take, by its rows and levels."""
 
     def __init__(self, table: CostTable) -> None:
         self.table = table
-        self._by_rows = [0.0]  # the table for 0, 1, 2, ... rows, as far as somebody asked
-        self._verify_scale = 1.0
-        self._draft_scale = 1.0
+        self._verify = Curve(table.rows, table.verify)
+        levels = range(1, _LEVELS + 1)
+        self._draft = Curve(levels, [table.extend + (count - 1) * table.step for count in levels])
         self._sample = 0.0  # seconds a round
 
     def verify(self, rows: int) -> float:
-        """Seconds to check `rows` rows and walk through them; straight lines between the measured points."""
-        return self._table_verify(rows) * self._verify_scale + self._sample
+        """Seconds to check `rows` rows and walk through them."""
+        return self._verify.at(rows) + self._sample
 
     def verify_by_rows(self, most: int) -> list[float]:
         """`verify` of 0 (which costs nothing), 1, ..., `most` rows: what sizing a tree looks up time and again."""
@@ -43,37 +83,14 @@ class CostModel:
 
     def draft(self, levels: int) -> float:
         """Seconds to draft `levels` levels: the first one comes with the true features."""
-        return (
-            (self.table.extend + max(0, levels - 1) * self.table.step) * self._draft_scale if levels else 0.0
-        )
-
-    def step(self) -> float:
-        """Seconds of one level more."""
-        return self.table.step * self._draft_scale
+        return self._draft.at(levels) if levels else 0.0
 
     def observe(self, round_: Round, levels: int) -> None:
         """Learn from what a round took. `levels` the head scored in it; 0 where nothing was drafted."""
-        expected = self._table_verify(round_.drafted + 1)
-        self._verify_scale += _LEARN * (round_.verify_s / expected - self._verify_scale)
+        self._verify.observe(round_.drafted + 1, round_.verify_s)
         self._sample += _LEARN * (round_.sample_s - self._sample)
         if levels:
-            expected = self.table.extend + (levels - 1) * self.table.step
-            self._draft_scale += _LEARN * (round_.draft_s / expected - self._draft_scale)
-
-    def _table_verify(self, rows: int) -> float:
-        while len(self._by_rows) <= rows:
-            self._by_rows.append(self._between(len(self._by_rows)))
-        return self._by_rows[rows]
-
-    def _between(self, rows: int) -> float:
-        known, seconds = self.table.rows, self.table.verify
-        at = bisect_left(known, rows)
-        if at == len(known):
-            return seconds[-1] * rows / known[-1]
-        if known[at] == rows or at == 0:
-            return seconds[at]
-        low, high = known[at - 1], known[at]
-        return seconds[at - 1] + (seconds[at] - seconds[at - 1]) * (rows - low) / (high - low)
+            self._draft.observe(levels, round_.draft_s)
 
 
 def load_table(path: Path) -> CostTable | None:

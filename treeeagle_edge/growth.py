@@ -79,21 +79,28 @@ class FixedGrowth:
 
 
 class AdaptiveGrowth:
-    """Maximises (expected tokens of the round) / (its expected seconds).
+    """Maximises expected tokens less what the round's seconds are worth at the going `rate`.
 
-    Each candidate has a chance of being walked, the product of calibrated probabilities along its path. The expected
+    Over many rounds this maximises tokens a second (Dinkelbach, 1967): a round that is worse than most ends early
+    and one that is better goes on, while the best ratio of each round alone would have it the other way round. Each
+    candidate has a chance of being walked, the product of calibrated probabilities along its path. The expected
     tokens of a tree are one plus the sum of its nodes' chances (as in Sequoia, arXiv 2402.12374); costs are measured.
     """
 
     def __init__(
-        self, bounds: TreeShape, costs: CostModel, acceptance: Acceptance, stop_ids: Collection[int] = ()
+        self,
+        bounds: TreeShape,
+        costs: CostModel,
+        acceptance: Acceptance,
+        rate: float,
+        stop_ids: Collection[int] = (),
     ) -> None:
-        """`bounds` are the most that may be drafted."""
+        """`bounds` are the most that may be drafted; `rate` in tokens a second."""
         self.depth = bounds.depth
         self.branching = bounds.branching
         self._nodes = bounds.nodes
-        self._costs = costs
-        self._verify = costs.verify_by_rows(bounds.nodes + 2)
+        self._draft = [rate * costs.draft(levels) for levels in range(bounds.depth + 1)]  # in tokens
+        self._verify = [rate * seconds for seconds in costs.verify_by_rows(bounds.nodes + 2)]
         self._acceptance = acceptance
         self._stop_ids = stop_ids
         self.levels = 0  # levels the head has scored so far
@@ -103,36 +110,43 @@ class AdaptiveGrowth:
         return (parent.score if parent else 1.0) * self._acceptance.chance(log_prob)
 
     def expand(self, level: Sequence[Candidate], candidates: Sequence[Candidate]) -> list[Candidate]:
-        """The open candidates whose children are worth their rows, if the whole level is worth its head pass."""
+        """The open candidates whose surest child would earn its row or the place of the weakest node so far, if going
+        deeper from here pays at all.
+
+        One level more may not be worth its head pass where two or three are: every further level is looked at, with the
+        chance that a walk goes on, and two nodes a level that are added or take the places of the weakest.
+        """
         self.levels += 1
-        count, tokens, seconds = self._best(candidates)
-        open_ = _open(level, self._stop_ids)
-        if count == self._nodes and not open_:
-            return []
-        rate = tokens / seconds
-        share = self._acceptance.continues(self.levels + 1)
+        count, tokens, value = self._best(candidates)
         row = self._verify[count + 2] - self._verify[count + 1]
-        chosen = [c for c in open_[: self.branching] if c.score * share > rate * row]
-        gain = share * sum(c.score for c in chosen)
-        rows = min(count + len(chosen), self._nodes)
-        deeper = seconds + self._costs.step() + self._verify[rows + 1] - self._verify[count + 1]
-        return chosen if (tokens + gain) / deeper > rate else []
+        least = min(row, candidates[count - 1].score) if count else row
+        chosen = [c for c in _open(level, self._stop_ids)[: self.branching] if c.score > least]
+        reach = sum(c.score for c in chosen)
+        more = count
+        for depth in range(self.levels + 1, self.depth + 1):
+            reach *= self._acceptance.continues(depth)
+            tokens += reach
+            more = min(more + 2, self._nodes)
+            weakest = max(0, 2 * count - more)  # places below it are taken
+            replaced = sum(c.score for c in candidates[weakest:count])
+            cost = min(self._verify[more + 1], self._verify[count + 1] + replaced)
+            if tokens - self._draft[depth] - cost > value:
+                return chosen
+        return []
 
     def select(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """The prefix with the best rate; may be empty where no node pays for its row."""
+        """The prefix of most value; may be empty where no node pays for its row."""
         return list(candidates[: self._best(candidates)[0]])
 
     def _best(self, candidates: Sequence[Candidate]) -> tuple[int, float, float]:
-        """(nodes, expected tokens, expected seconds) of the best prefix."""
-        spent = self._costs.draft(self.levels)
-        nodes, best_tokens, best_seconds = 0, 1.0, spent + self._verify[1]
+        """(nodes, expected tokens, value in tokens) of the best prefix."""
+        best = 0, 1.0, 1.0 - self._verify[1]
         tokens = 1.0
         for count, candidate in enumerate(candidates[: self._nodes], start=1):
             tokens += candidate.score
-            seconds = spent + self._verify[count + 1]
-            if tokens * best_seconds > best_tokens * seconds:
-                nodes, best_tokens, best_seconds = count, tokens, seconds
-        return nodes, best_tokens, best_seconds
+            if tokens - self._verify[count + 1] > best[2]:
+                best = count, tokens, tokens - self._verify[count + 1]
+        return best[0], best[1], best[2] - self._draft[self.levels]
 
 
 def _open(level: Sequence[Candidate], stop_ids: Collection[int]) -> list[Candidate]:

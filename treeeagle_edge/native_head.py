@@ -93,18 +93,18 @@ class NativeHead:
         view: AttentionView,
         top: int,
     ) -> HeadOutput:
-        """See `head.Head.extend`. What it gives is overwritten by the next pass."""
+        """See `head.Head.extend`."""
         source = HeadInput(
             _checked(features, len(tokens), int(self._head.config.feature_width)), None, None, 0
         )
-        return self._run(native_pass(tokens, positions, slots, view), source, len(tokens) - 1, top)
+        return _copy(self._run(native_pass(tokens, positions, slots, view), source, len(tokens) - 1, top))
 
     def step(
         self, hidden: Tensor, tokens: Tensor, positions: Tensor, slots: Tensor, view: AttentionView, top: int
     ) -> HeadOutput:
-        """See `head.Head.step`. What it gives is overwritten by the next pass."""
+        """See `head.Head.step`."""
         source = HeadInput(None, _checked(hidden, len(tokens), self.config.hidden_size), None, len(tokens))
-        return self._run(native_pass(tokens, positions, slots, view), source, 0, top)
+        return _copy(self._run(native_pass(tokens, positions, slots, view), source, 0, top))
 
     def extend_rows(self, features: Tensor, rows: PassRows, top: int) -> HeadOutput:
         """See `pass_rows.TensorHead.extend_rows`. What it gives is overwritten by the next pass."""
@@ -137,6 +137,10 @@ class NativeHead:
         request = self._head.request(rows, range(first, rows), min(top, self.config.draft_vocab_size))
         hidden, log_probs, ids = (torch.from_numpy(array) for array in request.output)
         return request, HeadOutput(hidden[first:], log_probs, ids)
+
+
+def _copy(output: HeadOutput) -> HeadOutput:
+    return HeadOutput(output.hidden.clone(), output.log_probs.clone(), output.ids.clone())
 
 
 def _checked(given: Tensor, rows: int, width: int) -> int:

@@ -203,7 +203,8 @@ def test_where_a_level_is_dear_beside_the_target_drafts_are_shallow(step: float,
     good part of a step beside one of 4 bits, which is faster.
     """
     table = CostTable((1, 16, 32), (0.02, 0.02, 0.021), extend=step, step=step)
-    growth = AdaptiveGrowth(TreeShape(5, 4, 32, adaptive=True), CostModel(table), Acceptance())
+    costs = CostModel(table)
+    growth = AdaptiveGrowth(TreeShape(5, 4, 32, adaptive=True), costs, Acceptance(), 1 / costs.verify(1))
     candidates: list[Candidate] = []
     parent: Candidate | None = None
     scored = 0

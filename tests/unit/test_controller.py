@@ -13,7 +13,7 @@ from tiny_models import tiny_engine, tiny_head, tiny_target
 
 from treeeagle_edge.acceptance import Acceptance
 from treeeagle_edge.controller import Controller
-from treeeagle_edge.costs import CostModel, CostTable, load_table, save_table
+from treeeagle_edge.costs import CostModel, CostTable, Curve, load_table, save_table
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.growth import AdaptiveGrowth, Candidate
 from treeeagle_edge.rounds import Round, TreeShape, tree_shape
@@ -36,8 +36,9 @@ def level(growth: AdaptiveGrowth, parent: Candidate | None, probs: list[float]) 
 
 
 def sized(table: CostTable, probs: list[float]) -> tuple[int, bool]:
-    """(nodes kept of one level, whether a second level is drafted)."""
-    growth = AdaptiveGrowth(BOUNDS, CostModel(table), Acceptance())
+    """(nodes kept of one level, whether a second level is drafted), where time is worth what plain decoding makes."""
+    costs = CostModel(table)
+    growth = AdaptiveGrowth(BOUNDS, costs, Acceptance(), 1 / costs.verify(1))
     candidates = level(growth, None, probs)
     deeper = bool(growth.expand(candidates, candidates))
     return len(growth.select(candidates)), deeper
@@ -54,12 +55,51 @@ def test_unlikely_candidates_are_left_out() -> None:
     assert sized(middling, [0.9, 0.02, 0.01, 0.005]) == (1, True)
 
 
+def test_time_is_worth_what_rounds_earn() -> None:
+    """The same candidates: few of them pay where rounds earn much, more of them where they earn little."""
+    sloped = CostTable(rows=(1, 32), verify=(0.010, 0.072), extend=0.0005, step=0.0005)  # 2 ms a row
+    kept = {}
+    for rate in (25.0, 75.0, 200.0):
+        growth = AdaptiveGrowth(BOUNDS, CostModel(sloped), Acceptance(), rate)
+        candidates = level(growth, None, [0.45, 0.3, 0.1, 0.07])
+        growth.expand(candidates, candidates)
+        kept[rate] = len(growth.select(candidates))
+    assert kept == {25.0: 4, 75.0: 2, 200.0: 1}
+
+
+def test_a_level_that_pays_only_with_the_next_ones_is_drafted() -> None:
+    """A first level deeper earns 0.54 of a token and costs 0.8, but every later one costs 0.1."""
+    costs, acceptance = CostModel(FLAT), Acceptance()
+    tree = DraftTree((0, 1, 2, 3, 4), (-1, 0, 1, 2, 3), (0, 1, 2, 3, 4), (0.0, -0.1, -0.2, -0.3, -0.4))
+    for _ in range(300):
+        acceptance.observe(tree, (0, 1, 2, 3, 4))  # walks go on
+    costs._draft = Curve((1, 2, 3, 4, 5, 6), (0.001, 0.009, 0.010, 0.011, 0.012, 0.013))
+    growth = AdaptiveGrowth(BOUNDS, costs, acceptance, 100.0)
+    candidates = level(growth, None, [0.6])
+    assert growth.expand(candidates, candidates)
+    shallow = AdaptiveGrowth(TreeShape(2, 4, 32), costs, acceptance, 100.0)
+    candidates = level(shallow, None, [0.6])
+    assert not shallow.expand(candidates, candidates)
+
+
+def test_a_weak_node_gives_its_place_to_a_deeper_one() -> None:
+    """Rows beyond the third cost a whole token: a deeper node pays only in the place of a weaker one."""
+    cliff = CostTable(rows=(1, 3, 4), verify=(0.010, 0.010, 0.020), extend=0.0001, step=0.0001)
+    growth = AdaptiveGrowth(TreeShape(3, 4, 3, adaptive=True), CostModel(cliff), Acceptance(), 100.0)
+    candidates = level(growth, None, [0.8, 0.1])
+    assert growth.expand(candidates, candidates) == candidates[:1]
+    deeper = level(growth, candidates[0], [0.7, 0.2])
+    both = sorted([*candidates, *deeper], key=lambda candidate: -candidate.score)
+    growth.expand(deeper, both)
+    assert growth.select(both) == [candidates[0], deeper[0]]
+
+
 def test_a_child_never_ranks_above_its_parent() -> None:
     acceptance = Acceptance()
     tree = DraftTree((0, 1, 2), (-1, 0, 1), (0, 1, 2), (0.0, -2.0, -2.1))
     for _ in range(500):
         acceptance.observe(tree, (0, 1, 2))  # what the head finds unlikely is always taken
-    growth = AdaptiveGrowth(BOUNDS, CostModel(FLAT), acceptance)
+    growth = AdaptiveGrowth(BOUNDS, CostModel(FLAT), acceptance, 100.0)
     parent = level(growth, None, [0.1])[0]
     assert all(child.score <= parent.score for child in level(growth, parent, [0.999, 0.5, 0.1, 0.001]))
 
@@ -134,6 +174,21 @@ def test_costs_follow_what_rounds_take() -> None:
         costs.observe(a_round(1, drafted=0, draft_s=0.004, verify_s=0.020), levels=2)
     assert costs.verify(1) == pytest.approx(0.020, rel=0.01)
     assert costs.draft(2) == pytest.approx(0.004, rel=0.01)
+    assert costs.verify(32) > 0.015  # what slowed one size down slows the others too
+
+
+def test_a_curve_learns_its_shape_from_rounds_and_forgives_an_interruption() -> None:
+    curve = Curve((1, 8, 16), (0.010, 0.013, 0.012))
+    assert curve.at(8) == pytest.approx(0.012)  # more rows never take less
+    for _ in range(400):
+        curve.observe(1, 0.010)
+        curve.observe(8, 0.010)
+        curve.observe(16, 0.020)
+    assert [curve.at(rows) for rows in (1, 8, 16)] == pytest.approx([0.010, 0.010, 0.020], rel=0.05)
+    assert curve.at(12) == pytest.approx(0.015, rel=0.05)
+    before = curve.at(8)
+    curve.observe(8, 5.0)
+    assert curve.at(8) < 1.25 * before
 
 
 def test_tables_are_cached_and_damage_is_ignored(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ struct Avx512Vnni {
   using Q8 = __m512i;
   static constexpr int kLanes = 16;
   static constexpr int kQueries = 4, kVectors = 4;  // tile of the attention products
-  static constexpr int kRows = 8;  // 8 integer + 8 float accumulators, weights and scales in the other registers
+  static constexpr int kRows = 12;  // 12 integer + 12 float accumulators, weights and scales in the other registers
 
   static F set1(float x) { return _mm512_set1_ps(x); }
   static F zero() { return _mm512_setzero_ps(); }
