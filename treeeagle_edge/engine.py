@@ -233,7 +233,7 @@ class Engine:
         shapes = (self.tree,) if choice is None else choice.shapes
         vocab = self.target.config.vocab_size
         prompt = [i % vocab for i in range(1, min(_TRIED_TOKENS, self.context // 2) + 1)]
-        for shape in (*shapes, None):
+        for shape in dict.fromkeys((*shapes, None)):
             rounds = self.generate(prompt, SamplingParams(), speculate=shape is not None, tree=shape)
             with closing(rounds):
                 for settled in islice(rounds, 2, 1 + _TRIED_ROUNDS):

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import VOCAB, tiny_target
 
+from treeeagle_edge.answer import Speculation
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.errors import CannotRunError, InputError
 from treeeagle_edge.rounds import TreeShape, tree_shape
@@ -132,6 +133,26 @@ def test_plain_rounds_keep_features_until_their_head_rows_are_written() -> None:
     assert kinds == ["plain"] * 150 + ["tree"] * (len(kinds) - 150) and len(kinds) > 170
     assert ids_of(rounds) == answer(engine, params, speculate=False, reuse_prefix=False)
     assert_cache_equals_prefill(engine)
+
+
+def test_without_a_head_every_round_is_a_plain_one() -> None:
+    target = tiny_target(context=64)
+    engine = Engine(target, None, context=64, slots=66, tree=None, on_device=True)
+    params = KINDS["everything"]
+    rounds = list(engine.generate(PROMPT, params))
+    assert {item.kind for item in rounds[1:]} == {"plain"}
+    assert ids_of(rounds) == answer(make(on_device=False), params, speculate=False)
+
+
+def test_stats_add_up(engine: Engine) -> None:
+    """The whole time of a round stands under one name, so that the gain stays an upper bound until it is measured."""
+    engine.reset()
+    rounds = list(engine.generate(PROMPT, SamplingParams(max_tokens=60)))
+    stats = Speculation.of(rounds, enabled=True)
+    assert stats.settled >= len(ids_of(rounds)) - 1 and stats.drafted == 8 * stats.tree_rounds
+    assert stats.draft_s == stats.sample_s == 0.0 < stats.verify_s
+    assert stats.gain == pytest.approx((stats.settled - stats.plain_rounds) / stats.tree_rounds)
+    assert stats.levels_per_tree > 1
 
 
 def test_a_second_answer_beside_the_first_is_led_by_the_host(engine: Engine) -> None:
