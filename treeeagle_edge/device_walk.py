@@ -126,9 +126,9 @@ class DeviceSampler:
                 self._observe(token, alive)
             next_token = torch.where(alive, token, next_token)
             rows.append(row.masked_fill(~alive, -1))
-            child = (tree.parents == row) & (tree.tokens == token) & enterable  # one at most
+            child = (tree.parents == row) & (tree.tokens == token) & enterable
             alive = alive & child.any()
-            row = torch.where(alive, index.masked_fill(~child, 0).sum(), row)
+            row = torch.where(alive, index.masked_fill(~child, len(index)).amin(), row)
         return DeviceWalk(torch.cat(rows), next_token, finite[:1])
 
     def _choose(self, logits: Tensor, noise: Tensor | None) -> Tensor:

@@ -24,8 +24,11 @@ from treeeagle_edge.tree import DraftTree
 CPU = torch.device("cpu")
 VOCAB = 30
 PROMPT = [3, 7, 7, 29, 0]
-TREE = DraftTree(
-    (5, 1, 2, 3, 4, 1, 6, 2, 8), (-1, 0, 0, 0, 1, 1, 4, 4, 6), (0, 1, 1, 1, 2, 2, 3, 3, 4), (0.0,) * 9
+TREE = DraftTree(  # rows 2 and 4 are twins: a head whose draft tokens are not distinct would give such
+    (5, 1, 2, 3, 2, 4, 1, 6, 2, 8),
+    (-1, 0, 0, 0, 0, 1, 1, 5, 5, 4),
+    (0, 1, 1, 1, 1, 2, 2, 3, 3, 2),
+    (0.0,) * 10,
 )
 
 
