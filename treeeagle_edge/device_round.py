@@ -71,9 +71,12 @@ class DeviceRound:
         self.table = torch.zeros(self._nowhere + 1, dtype=torch.int64, device=device)
         self._tokens = torch.zeros_like(self.table)
         self.sampler = DeviceSampler(target.config.vocab_size, device)
-        self.features: Tensor | None = (
-            None  # [FEATURES_KEPT + 1, taps * Ht], place p in line p % FEATURES_KEPT
+        self._features: Tensor | None = (
+            None  # [FEATURES_KEPT + 1, taps * Ht], of place p in line p % FEATURES_KEPT
         )
+        if head is not None:
+            shape = (FEATURES_KEPT + 1, head.config.num_taps * head.config.target_hidden_size)
+            self._features = torch.zeros(shape, dtype=target.kv_dtype, device=device)
         self._order = torch.zeros(_NUMBERS + MAX_NODES + 1, dtype=torch.int64, device=device)
         self._result = torch.zeros(
             _FLAGS + _MAX_LEVELS + _COLUMNS * (MAX_NODES + 1), dtype=torch.int64, device=device
@@ -85,7 +88,7 @@ class DeviceRound:
     @property
     def state(self) -> tuple[Tensor, ...]:
         """Buffers that a round changes and a later one reads, but for keys and values."""
-        kept = () if self.features is None else (self.features,)
+        kept = () if self._features is None else (self._features,)
         return (self.table, self._tokens, *self.sampler.history, *kept)
 
     def rows(self, shape: TreeShape | None) -> int:
@@ -97,18 +100,15 @@ class DeviceRound:
     def load(self, tokens: Sequence[int], features: Tensor | None) -> None:
         """Begin with committed `tokens`, whose slots are in the table; `features` [1, taps * Ht] of the last one."""
         self._tokens[: len(tokens)] = torch.tensor(list(tokens), dtype=torch.int64, device=self._device)
-        if features is None:
-            return
-        if self.features is None:
-            shape = (FEATURES_KEPT + 1, features.shape[1])
-            self.features = torch.zeros(shape, dtype=features.dtype, device=self._device)
-        self.features[(len(tokens) - 1) % FEATURES_KEPT] = features[0]
+        if features is not None:
+            assert self._features is not None
+            self._features[(len(tokens) - 1) % FEATURES_KEPT] = features[0]
 
     def waiting_features(self, first: int, stop: int) -> Tensor:
         """[stop - first, taps * Ht] features of the tokens at places first .. stop - 1."""
-        assert self.features is not None
+        assert self._features is not None
         places = torch.arange(first, stop, device=self._device)
-        return self.features[places % FEATURES_KEPT]
+        return self._features[places % FEATURES_KEPT]
 
     def tell(self, order: Order) -> None:
         """Send an order ahead of its round; nothing waits."""
@@ -159,7 +159,7 @@ class DeviceRound:
     ) -> DeviceTree:
         """Write the head rows that wait, the root's last, then grow the tree. Rows of no need pad the front."""
         assert self.head is not None
-        assert self.features is not None
+        assert self._features is not None
         head = self.head
         place = length - extend_rows + 1 + torch.arange(extend_rows, device=self._device)
         waits = place >= head_tokens
@@ -169,7 +169,7 @@ class DeviceRound:
         alone = torch.eye(extend_rows, dtype=torch.bool, device=self._device)
         prefix = self.table[1:]
         view = AttentionView(prefix, at, (below & waits) | alone, head_tokens - 1)
-        features = self.features[(place - 1) % FEATURES_KEPT]
+        features = self._features[(place - 1) % FEATURES_KEPT]
         scored = head.extend(features, self._tokens[place], place - 1, at, view, shape.branching)
 
         def step(hidden: Tensor, tokens: Tensor, level: int, paths: Tensor) -> HeadOutput:
@@ -192,9 +192,9 @@ class DeviceRound:
         to = place.masked_fill(~walked, self._nowhere)
         self.table.index_copy_(0, to, slots[rows])
         self._tokens.index_copy_(0, to, tree.tokens[rows])
-        if self.features is not None:
+        if self._features is not None:
             line = (place % FEATURES_KEPT).masked_fill(~walked, FEATURES_KEPT)
-            self.features.index_copy_(0, line, features[rows])
+            self._features.index_copy_(0, line, features[rows])
 
     def _report(self, tree: DeviceTree, walk: DeviceWalk) -> None:
         flags = (walk.next_token, tree.is_sound.long(), walk.root_is_finite.long())

@@ -189,8 +189,8 @@ def test_bad_draft_scores_cost_one_plain_step_and_are_counted() -> None:
     rounds = engine.generate(PROMPT, params)
     items = [next(rounds), next(rounds), next(rounds)]
     assert engine._device is not None
-    assert engine._device.round.features is not None
-    engine._device.round.features.fill_(float("nan"))
+    assert engine._device.round._features is not None
+    engine._device.round._features.fill_(float("nan"))
     items += rounds
     assert ids_of(items) == expected
     assert [item.draft_failures for item in items] == [0, 0, 0, 1, *[0] * (len(items) - 4)]

@@ -58,7 +58,8 @@ class ScriptedDrafter:
         self._text = text
         self._drawn = 0
 
-    def draft(self, root, scored, prefix, root_position, growth) -> DraftTree:
+    def draft(self, root, scored, table, prefix, growth) -> DraftTree:
+        root_position = prefix.stop - 1
         right = [self._text[root_position + depth] for depth in (1, 2, 3)]
         wrong = [(token + 1) % VOCAB for token in right]
         if growth._nodes == ONE_NODE.nodes:
