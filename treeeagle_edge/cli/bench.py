@@ -10,6 +10,7 @@ import typer
 
 from treeeagle_edge.cli import options as shared
 from treeeagle_edge.cli.console import EXIT_INTERRUPT, EXIT_OK, note, progress_line, say
+from treeeagle_edge.cli.option_groups import with_groups
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.sampling_params import SamplingParams
 
@@ -55,22 +56,31 @@ StrictOption = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class BenchSampling(shared.SamplingChoices):
+    """The sampling options, where some have other defaults than in a chat: greedy, and one seed."""
+
+    temperature: Annotated[
+        float,
+        typer.Option("--temperature", metavar="T", help="0 is greedy; the same seed in both arms otherwise."),
+    ] = 0.0
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", metavar="P", help="Smallest set of this mass. 1 is off.")
+    ] = None
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Same seed, same text.")] = 0
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens", metavar="N", help="Longest answer. [default: 256; with --quick 64 at most]"
+        ),
+    ] = None
+
+
+@with_groups
 def bench_command(
-    model: shared.ModelOption = None,
-    head: shared.HeadOption = None,
-    bits: shared.BitsOption = None,
-    head_bits: shared.HeadBitsOption = None,
-    lm_head_bits: shared.LmHeadBitsOption = None,
-    device: shared.DeviceOption = None,
-    profile: shared.ProfileOption = None,
-    context: shared.ContextOption = None,
-    threads: shared.ThreadsOption = None,
-    kernels: shared.KernelsOption = None,
-    no_spec: shared.NoSpecOption = False,
-    depth: shared.DepthOption = None,
-    branching: shared.BranchingOption = None,
-    nodes: shared.NodesOption = None,
-    exact: shared.ExactOption = False,
+    *,
+    machine: shared.MachineOptions,
+    tree: shared.TreeOptions,
     quick: QuickOption = False,
     output: OutputOption = "md",
     prompts: PromptsOption = None,
@@ -80,62 +90,17 @@ def bench_command(
     compare: CompareOption = None,
     plot: PlotOption = None,
     strict: StrictOption = False,
-    temperature: Annotated[
-        float,
-        typer.Option("--temperature", metavar="T", help="0 is greedy; the same seed in both arms otherwise."),
-    ] = 0.0,
-    top_p: Annotated[
-        float | None, typer.Option("--top-p", metavar="P", help="Smallest set of this mass. 1 is off.")
-    ] = None,
-    top_k: shared.TopKOption = None,
-    min_p: shared.MinPOption = None,
-    repetition_penalty: shared.RepetitionOption = None,
-    presence_penalty: shared.PresenceOption = None,
-    frequency_penalty: shared.FrequencyOption = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Same seed, same text.")] = 0,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-tokens", metavar="N", help="Longest answer. [default: 256; with --quick 64 at most]"
-        ),
-    ] = None,
+    sampling: BenchSampling,
     stop: shared.StopOption = None,
     system: shared.SystemOption = None,
     raw: shared.RawOption = False,
     show_prompt: shared.ShowPromptOption = False,
 ) -> None:
     """Measure plain and tree decoding, interleaved in one run, and check that both give the same text."""
-    chosen = shared.SamplingChoices(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-        max_tokens=max_tokens,
-    )
-    settings = shared.run_settings(
-        model=model,
-        head=head,
-        bits=bits,
-        head_bits=head_bits,
-        lm_head_bits=lm_head_bits,
-        device=device,
-        profile=profile,
-        context=context,
-        threads=threads,
-        kernels=kernels,
-        no_spec=no_spec,
-        depth=depth,
-        branching=branching,
-        nodes=nodes,
-        exact=exact,
-    )
+    settings = shared.run_settings(**vars(machine), **vars(tree))
     wanted = _Wanted(_formats(output), memory_analysis, compare, plot, strict, show_prompt)
     questions = _Questions(prompts, turns, quick, repetitions, system, raw, shared.stop_strings(stop))
-    raise typer.Exit(_bench(settings, chosen.resolve(SamplingParams()), questions, wanted))
+    raise typer.Exit(_bench(settings, sampling.resolve(SamplingParams()), questions, wanted))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import typer
 
 from treeeagle_edge.cli import options as shared
 from treeeagle_edge.cli.console import EXIT_INTERRUPT, EXIT_OK, is_terminal, note, progress_line, say
+from treeeagle_edge.cli.option_groups import with_groups
 from treeeagle_edge.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +43,9 @@ class _Wishes:
     history: bool
 
 
+@with_groups
 def chat_command(
+    *,
     prompt: PromptOption = None,
     json_: JsonOption = False,
     markdown: MarkdownOption = False,
@@ -51,61 +54,13 @@ def chat_command(
     system: shared.SystemOption = None,
     raw: shared.RawOption = False,
     show_prompt: shared.ShowPromptOption = False,
-    model: shared.ModelOption = None,
-    head: shared.HeadOption = None,
-    bits: shared.BitsOption = None,
-    head_bits: shared.HeadBitsOption = None,
-    lm_head_bits: shared.LmHeadBitsOption = None,
-    device: shared.DeviceOption = None,
-    profile: shared.ProfileOption = None,
-    context: shared.ContextOption = None,
-    threads: shared.ThreadsOption = None,
-    kernels: shared.KernelsOption = None,
-    no_spec: shared.NoSpecOption = False,
-    depth: shared.DepthOption = None,
-    branching: shared.BranchingOption = None,
-    nodes: shared.NodesOption = None,
-    exact: shared.ExactOption = False,
-    temperature: shared.TemperatureOption = None,
-    top_p: shared.TopPOption = None,
-    top_k: shared.TopKOption = None,
-    min_p: shared.MinPOption = None,
-    repetition_penalty: shared.RepetitionOption = None,
-    presence_penalty: shared.PresenceOption = None,
-    frequency_penalty: shared.FrequencyOption = None,
-    seed: shared.SeedOption = None,
-    max_tokens: shared.MaxTokensOption = None,
+    machine: shared.MachineOptions,
+    tree: shared.TreeOptions,
+    choices: shared.SamplingChoices,
     stop: shared.StopOption = None,
 ) -> None:
     """Chat at the terminal, or answer once with -p or piped text. Answers go to stdout, all else to stderr."""
-    choices = shared.SamplingChoices(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-        max_tokens=max_tokens,
-    )
-    settings = shared.run_settings(
-        model=model,
-        head=head,
-        bits=bits,
-        head_bits=head_bits,
-        lm_head_bits=lm_head_bits,
-        device=device,
-        profile=profile,
-        context=context,
-        threads=threads,
-        kernels=kernels,
-        no_spec=no_spec,
-        depth=depth,
-        branching=branching,
-        nodes=nodes,
-        exact=exact,
-    )
+    settings = shared.run_settings(**vars(machine), **vars(tree))
     if raw and system:
         raise UsageError(
             "--system has no place in --raw, which sends the text as it is", "leave one of them out"

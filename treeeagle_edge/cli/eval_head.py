@@ -9,6 +9,7 @@ import typer
 
 from treeeagle_edge.cli import options as shared
 from treeeagle_edge.cli.console import EXIT_INTERRUPT, EXIT_OK, note, progress_line, say
+from treeeagle_edge.cli.option_groups import with_groups
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
@@ -52,17 +53,10 @@ PlotOption = Annotated[
 ]
 
 
+@with_groups
 def eval_head_command(
-    model: shared.ModelOption = None,
-    head: shared.HeadOption = None,
-    bits: shared.BitsOption = None,
-    head_bits: shared.HeadBitsOption = None,
-    lm_head_bits: shared.LmHeadBitsOption = None,
-    device: shared.DeviceOption = None,
-    profile: shared.ProfileOption = None,
-    context: shared.ContextOption = None,
-    threads: shared.ThreadsOption = None,
-    kernels: shared.KernelsOption = None,
+    *,
+    machine: shared.MachineOptions,
     budgets: BudgetsOption = "4,8,16,32",
     depth: DepthOption = 5,
     branching: BranchingOption = 4,
@@ -76,28 +70,14 @@ def eval_head_command(
     plot: PlotOption = None,
 ) -> None:
     """Measure how good a draft head is for its target: acceptance, tokens per round, and calibration."""
-    if (head or "").lower() == "none":
+    if (machine.head or "").lower() == "none":
         raise UsageError("--head none leaves nothing to evaluate", "name a head, or leave --head out")
     if limit is not None and limit < 1:
         raise UsageError(f"--limit is {limit}, which is out of range", "use 1 or more")
     if output not in FORMATS:
         raise UsageError(f"--output {output!r} is not a format of eval-head", f"use {' or '.join(FORMATS)}")
     shapes = tuple(TreeShape(depth, branching, nodes) for nodes in _budgets(budgets))
-    settings = shared.run_settings(
-        model=model,
-        head=head,
-        bits=bits,
-        head_bits=head_bits,
-        lm_head_bits=lm_head_bits,
-        device=device,
-        profile=profile,
-        context=context,
-        threads=threads,
-        kernels=kernels,
-        depth=depth,
-        branching=branching,
-        nodes=shapes[-1].nodes,
-    )
+    settings = shared.run_settings(**vars(machine), depth=depth, branching=branching, nodes=shapes[-1].nodes)
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
 
     from treeeagle_edge.head_report import EvalOptions, prompt_sets

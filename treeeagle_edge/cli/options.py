@@ -121,6 +121,33 @@ ShowPromptOption = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class MachineOptions:
+    """What runs, and where, as the person gave it; None means "let the profile decide"."""
+
+    model: ModelOption = None
+    head: HeadOption = None
+    bits: BitsOption = None
+    head_bits: HeadBitsOption = None
+    lm_head_bits: LmHeadBitsOption = None
+    device: DeviceOption = None
+    profile: ProfileOption = None
+    context: ContextOption = None
+    threads: ThreadsOption = None
+    kernels: KernelsOption = None
+
+
+@dataclass(frozen=True)
+class TreeOptions:
+    """How it drafts, as the person gave it; None means "let the profile decide"."""
+
+    no_spec: NoSpecOption = False
+    depth: DepthOption = None
+    branching: BranchingOption = None
+    nodes: NodesOption = None
+    exact: ExactOption = False
+
+
 def run_settings(
     *,
     model: str | None = None,
@@ -185,15 +212,15 @@ def run_settings(
 class SamplingChoices:
     """The sampling options as the person gave them; None means "the default of the model"."""
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
+    temperature: TemperatureOption = None
+    top_p: TopPOption = None
+    top_k: TopKOption = None
+    min_p: MinPOption = None
+    repetition_penalty: RepetitionOption = None
+    presence_penalty: PresenceOption = None
+    frequency_penalty: FrequencyOption = None
+    seed: SeedOption = None
+    max_tokens: MaxTokensOption = None
 
     def __post_init__(self) -> None:
         self.resolve(SamplingParams())  # a value out of range is refused before a model is loaded
