@@ -1,38 +1,32 @@
-// Aligned memory that is taken once and zeroed; huge pages where the system grants them.
+// Aligned memory that is taken once and zeroed; large parts come from shared chunks of huge pages where the system grants
+// them. A pass reads every weight once, so with small pages it would look up some 35,000 of them a pass.
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <new>
+#include <memory>
 #include <utility>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include "blocks.h"
 
 namespace te {
 
+// `bytes` of zeroed memory at a multiple of 64; it lives as long as the pointer. Throws std::bad_alloc.
+std::shared_ptr<char> take_memory(int64_t bytes);
+
 template <class T>
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(int64_t count) : count_(count) {
-    const int64_t page = bytes() >= (int64_t{1} << 22) ? int64_t{1} << 21 : kAlign;
-    data_ = static_cast<T*>(std::aligned_alloc(static_cast<size_t>(page), static_cast<size_t>(round_up(bytes() + 1, page))));
-    if (!data_) throw std::bad_alloc();
-#if defined(__linux__)
-    if (page > kAlign) madvise(data_, static_cast<size_t>(round_up(bytes() + 1, page)), MADV_HUGEPAGE);
-#endif
-    std::memset(static_cast<void*>(data_), 0, static_cast<size_t>(bytes()));
-  }
+  explicit Buffer(int64_t count)
+      : memory_(take_memory(count * static_cast<int64_t>(sizeof(T)))),
+        data_(reinterpret_cast<T*>(memory_.get())),
+        count_(count) {}
   Buffer(Buffer&& other) noexcept { swap(other); }
   Buffer& operator=(Buffer&& other) noexcept {
     swap(other);
     return *this;
   }
-  ~Buffer() { std::free(data_); }
 
   T* data() const { return data_; }
   int64_t size() const { return count_; }
@@ -40,10 +34,12 @@ class Buffer {
 
  private:
   void swap(Buffer& other) {
+    std::swap(memory_, other.memory_);
     std::swap(data_, other.data_);
     std::swap(count_, other.count_);
   }
 
+  std::shared_ptr<char> memory_;
   T* data_ = nullptr;
   int64_t count_ = 0;
 };
