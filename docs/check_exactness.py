@@ -21,12 +21,12 @@ from itertools import islice
 from measuring.runs import (
     PromptIds,
     Report,
+    add_bits,
     add_prompts,
     as_ids,
-    load,
+    load_each,
     parser,
     questions,
-    require_head,
     run,
     say,
 )
@@ -116,7 +116,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     made = parser(__doc__)
     add_prompts(made)
-    made.add_argument("--bits", type=int, action="append", choices=(8, 4), help="both unless given")
+    add_bits(made)
     made.add_argument("--count", type=int, default=200, help="prompts")
     made.add_argument("--tokens", type=int, default=200, help="of every answer")
     return made.parse_args()
@@ -127,10 +127,8 @@ def main() -> int:
     chosen = arguments()
     chosen.bits = chosen.bits or [8, 4]
     report = Report("exactness", chosen)
-    runtimes = {bits: load(chosen, bits, context=2048, nodes=0) for bits in chosen.bits}
+    runtimes = load_each(chosen, report, context=2048, nodes=0)
     first = runtimes[chosen.bits[0]]
-    require_head(first)
-    report.environment(first)
     bases = as_ids(first, questions(chosen))
     given = bases[: chosen.count]
     cases = [*given, *islice(made_up(first.engine, bases), chosen.count - len(given))]

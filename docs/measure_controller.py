@@ -20,6 +20,7 @@ from typing import Any
 from measuring.runs import (
     PromptIds,
     Report,
+    add_bits,
     add_prompts,
     as_ids,
     forget_costs,
@@ -116,7 +117,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     made = parser(__doc__)
     add_prompts(made)
-    made.add_argument("--bits", type=int, action="append", choices=(8, 4), help="both unless given")
+    add_bits(made)
     made.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
     made.add_argument("--repetitions", type=int, default=5)
     made.add_argument("--fixed", default=",".join(FIXED), help="fixed trees as nodes x depth, with commas")

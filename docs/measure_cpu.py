@@ -27,13 +27,13 @@ from pathlib import Path
 from measuring import llama, speed
 from measuring.runs import (
     Report,
+    add_bits,
     add_prompts,
     as_ids,
     forget_costs,
-    load,
+    load_each,
     parser,
     questions,
-    require_head,
     run,
     say,
 )
@@ -64,7 +64,7 @@ def arguments() -> argparse.Namespace:
     made = parser(__doc__)
     add_prompts(made)
     made.add_argument("--parts", default=",".join(PARTS), help="some of them, separated by commas")
-    made.add_argument("--bits", type=int, action="append", choices=(8, 4), help="both unless given")
+    add_bits(made)
     made.add_argument("--tokens", type=int, default=64, help="of an answer")
     made.add_argument("--repetitions", type=int, default=3, help="of every prompt in decode")
     made.add_argument(
@@ -113,10 +113,8 @@ def main() -> int:
     forget_costs()
     text = questions(chosen)
     context = max(1024, chosen.prefill + chosen.tokens + 64)
-    runtimes = {bits: load(chosen, bits, context=context) for bits in chosen.bits}
+    runtimes = load_each(chosen, report, context=context)
     first = runtimes[chosen.bits[0]]
-    require_head(first)
-    report.environment(first)
     if "verify" in wanted:
         speed.verify_part(report, runtimes, chosen, text)
     if "turn" in wanted:

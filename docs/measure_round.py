@@ -20,13 +20,13 @@ from typing import Any
 
 from measuring.runs import (
     Report,
+    add_bits,
     add_prompts,
     as_ids,
     forget_costs,
-    load,
+    load_each,
     parser,
     questions,
-    require_head,
     run,
     say,
 )
@@ -144,7 +144,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     made = parser(__doc__)
     add_prompts(made)
-    made.add_argument("--bits", type=int, action="append", choices=(8, 4), help="both unless given")
+    add_bits(made)
     made.add_argument("--tokens", type=int, default=128, help="of an answer")
     return made.parse_args()
 
@@ -155,14 +155,12 @@ def main() -> int:
     chosen.bits = chosen.bits or [8, 4]
     report = Report("round", chosen)
     forget_costs()
-    runtimes = {bits: load(chosen, bits, context=1024) for bits in chosen.bits}
+    runtimes = load_each(chosen, report, context=1024)
     first = runtimes[chosen.bits[0]]
-    require_head(first)
     if first.kernels != "native":
         raise InputError(
             "this machine has no native kernels, so there are no native calls", "install a C++ compiler"
         )
-    report.environment(first)
     cases = as_ids(first, questions(chosen))
     params = SamplingParams(max_tokens=chosen.tokens)
     found: dict[str, list[Split]] = {}

@@ -23,7 +23,7 @@ import torch
 from measuring import acceptance
 from measuring.passes import MOST_ROWS, PassTimer
 from measuring.random_models import SHAPES, RandomCheckpoint, random_head, smaller
-from measuring.runs import Report, parser, run, say
+from measuring.runs import Report, add_bits, parser, run, say
 from measuring.timing import in_turn
 
 from treeeagle_edge.bench_plot import check_plot, save
@@ -157,7 +157,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     made = parser(__doc__)
     made.add_argument("--models", default=",".join(SHAPES), help="of these, separated by commas")
-    made.add_argument("--bits", type=int, action="append", choices=(8, 4), help="both unless given")
+    add_bits(made)
     made.add_argument("--prefix", type=int, default=200, help="tokens before every measured pass")
     made.add_argument("--turns", type=int, default=9, help="over all passes")
     made.add_argument("--draft-vocab", type=int, default=32_000, help="ids the head scores")

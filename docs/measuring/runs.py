@@ -51,6 +51,11 @@ def add_prompts(made: argparse.ArgumentParser, per_scenario: int = 4) -> None:
     made.add_argument("--limit", type=int, help="questions of each file, all unless given")
 
 
+def add_bits(made: argparse.ArgumentParser) -> None:
+    """The widths to measure at."""
+    made.add_argument("--bits", type=int, action="append", choices=(8, 4), help="both unless given")
+
+
 def questions(chosen: argparse.Namespace) -> list[BenchPrompt]:
     """The built-in prompts, then those of the files."""
     found = list(builtin_prompts(chosen.per_scenario)) if chosen.per_scenario else []
@@ -69,6 +74,17 @@ def load(chosen: argparse.Namespace, bits: int, *, context: int, **settings: Any
     runtime = load_runtime(wanted)
     torch.set_num_threads(chosen.threads)
     return runtime
+
+
+def load_each(
+    chosen: argparse.Namespace, report: Report, *, context: int, **settings: Any
+) -> dict[int, Runtime]:
+    """The model at each of `chosen.bits`, as `load` gives it; the report notes the first. All must have a tree arm."""
+    runtimes = {bits: load(chosen, bits, context=context, **settings) for bits in chosen.bits}
+    first = runtimes[chosen.bits[0]]
+    require_head(first)
+    report.environment(first)
+    return runtimes
 
 
 def require_head(runtime: Runtime) -> None:
