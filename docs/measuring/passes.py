@@ -66,7 +66,7 @@ class PassTimer:
         sequence = self._sequence
         kept, head_tokens = sequence.pending, sequence.head_tokens
         sequence.announce(sequence.borrow(1))
-        pending = [kept[-1][-1:].expand(settled, -1)]
+        pending = [kept[-1][-1:].repeat(settled, 1)]
         growth = FixedGrowth(TreeShape(levels, branching, 256))
 
         def once() -> None:
