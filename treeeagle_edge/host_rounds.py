@@ -87,9 +87,8 @@ class HostRounds:
             [*(tree.tokens[row] for row in walk.rows[1:]), walk.next_token], sampler.params, limit
         )
         kept = list(walk.rows[: len(ids) + 1])  # the root, and walked nodes whose token was not cut away
-        sequence.commit(
-            [tree.tokens[row] for row in kept], [slots[row] for row in kept], take_rows(output.features, kept)
-        )
+        features = take_rows(output.features, kept) if sequence.with_head else None
+        sequence.commit([tree.tokens[row] for row in kept], [slots[row] for row in kept], features)
         if sequence.pending_rows > MOST_PENDING:
             self._passes.flush_head(sequence)
         settled = Round(
