@@ -1,73 +1,21 @@
-"""The chat at the prompt: messages, slash commands, Ctrl-C, all as transcripts over a scripted engine."""
+"""The chat at the prompt: messages, Ctrl-C and leaving, all as transcripts over a scripted engine."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 import signal
-import stat
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from chat_fakes import ByteCodec, ScriptEngine, fake_runtime, script
+from chat_fakes import ScriptEngine, script
+from chat_typed import Typed, chatting, prompt_text
 
-from treeeagle_edge.answer import Speculation
-from treeeagle_edge.cli.conversation import Conversation
-from treeeagle_edge.cli.interrupt import Interrupts
-from treeeagle_edge.cli.line_input import complete_slash, read_message
-from treeeagle_edge.cli.options import SamplingChoices
-from treeeagle_edge.cli.repl import run_repl
-from treeeagle_edge.cli.slash import COMMANDS, by_name, help_lines
-from treeeagle_edge.cli.stats import totals_lines
-from treeeagle_edge.errors import InputError
-from treeeagle_edge.history import Autosave, last_session_path, load_session, new_session_path
-from treeeagle_edge.session import Session
-
-Entry = str | type[BaseException] | Callable[[], str]
-
-
-class Typed:
-    """A person who types these entries and then Ctrl-D."""
-
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        self.entries = iter(entries)
-
-    def read(self, prompt: str) -> str:
-        entry = next(self.entries, EOFError)
-        if isinstance(entry, type):
-            raise entry
-        return entry() if callable(entry) else entry
-
-    def kept_keys(self) -> contextlib.AbstractContextManager[None]:
-        raise AssertionError("a chat at no terminal has no keys to keep")
+from treeeagle_edge.cli.line_input import read_message
+from treeeagle_edge.history import Autosave, last_session_path, load_session
 
 
 @pytest.fixture
 def repl(capsys):
-    """Runs a chat with the entries; the result has the exit code, stdout, stderr, the engine and the conversation."""
-
-    def run(*entries: Entry, answers=("first answer", "second answer"), engine=None, clock=None, **runtime):
-        engine = engine or ScriptEngine([script(text) for text in answers])
-        loaded = fake_runtime(engine, **runtime)
-        conversation = Conversation(
-            runtime=loaded,
-            session=Session(engine, loaded.tokenizer),
-            choices=SamplingChoices(),
-            autosave=Autosave(new_session_path()),
-            interrupts=Interrupts(clock) if clock else Interrupts(),
-        )
-        code = run_repl(conversation, Typed(entries))
-        out, err = capsys.readouterr()
-        return SimpleNamespace(code=code, out=out, err=err, engine=engine, conversation=conversation)
-
-    return run
-
-
-def prompt_text(result, number: int = -1) -> str:
-    return ByteCodec().decode(result.engine.prompts[number], skip_special=False)
+    return chatting(capsys)
 
 
 def test_what_the_engine_finds_out_while_it_answers_is_told_once(repl):
@@ -168,9 +116,6 @@ def test_ctrl_c_after_the_last_round_stops_nothing(repl, monkeypatch):
     assert "tok/s" in result.err
 
 
-# --- messages ---
-
-
 def test_two_slashes_send_a_slash(repl):
     result = repl("//etc/hosts is what?")
     assert "<|im_start|>user\n/etc/hosts is what?<|im_end|>" in prompt_text(result)
@@ -210,235 +155,3 @@ def test_old_messages_that_no_longer_fit_are_said(repl):
     assert re.search(
         r"note: the context is full: the first \d messages are no longer sent; the system prompt", result.err
     )
-
-
-# --- slash commands ---
-
-
-@pytest.mark.parametrize(
-    ("entry", "sentence", "hint"),
-    [
-        ("/halp", "there is no command /halp", "did you mean /help?"),
-        ("/usr/bin", "there is no command /usr/bin", "// sends a message that begins with a slash"),
-        ("/", "there is no command /", "/help lists the commands"),
-        ("/clear all", "/clear takes no argument", "type /clear alone"),
-        ("/set temprature 1", "there is no setting temprature", "did you mean temperature?"),
-        ("/set temperature", "a value for temperature is missing", "use /set temperature VALUE"),
-        ("/set temperature hot", "temperature is 'hot', which is not a number", "use /set temperature"),
-        ("/set temperature 99", "temperature is 99.0, which is out of range", "use 0 to 10"),
-        ("/set top-k 1.5", "top-k is '1.5', which is not a whole number", "use /set top-k"),
-        ("/set nodes 17", "17 nodes need more slots than the 16 reserved", "use at most 16"),
-        ("/set depth 0", "depth is 0, which is out of range", "use 1 to 32"),
-        ("/set spec maybe", "spec is 'maybe', which is no switch", "use /set spec on or /set spec off"),
-        ("/stats maybe", "/stats does not know 'maybe'", "use /stats, /stats on or /stats off"),
-        ("/retry", "there is no message to try again", "write one first"),
-        ("/undo", "there is nothing to take back", "write a message first"),
-        ("/tree", "there is no round to draw yet", "write a message first"),
-        ("/save", "a file name is missing", "use /save FILE"),
-        ("/load nowhere.json", "nowhere.json cannot be read", "check the path"),
-        ("/read nowhere.txt", "nowhere.txt cannot be read", "check the path"),
-        ("/read 'half", "the quotes around the file name do not match", "use /read FILE"),
-        ("/system @nowhere.txt", "nowhere.txt cannot be read", "check the path"),
-    ],
-)
-def test_a_wrong_command_is_an_error_line(repl, entry, sentence, hint):
-    """It is never sent to the model, and the chat goes on."""
-    result = repl(entry, "hello")
-    assert f"error: {sentence}" in result.err
-    assert hint in result.err
-    assert len(result.engine.prompts) == 1
-    assert result.code == 0
-
-
-def test_help_and_completion_come_from_the_table(repl):
-    result = repl("/help")
-    for command in COMMANDS:
-        assert f"/{command.name}" in result.err
-        assert command.help in result.err
-    assert set(by_name()) >= {
-        "help",
-        "exit",
-        "bye",
-        "quit",
-        "clear",
-        "retry",
-        "undo",
-        "system",
-        "set",
-        "stats",
-    }
-    assert set(by_name()) >= {"save", "load", "read", "info", "tree"}
-    assert [word for word, _, _ in complete_slash("/")] == [f"/{name}" for name in by_name()]
-    assert [word for word, _, _ in complete_slash("/re")] == ["/retry", "/read"]
-    assert [word for word, _, _ in complete_slash("/set te")] == ["temperature"]
-    assert [word for word, _, _ in complete_slash("/stats o")] == ["on", "off"]
-    assert not list(complete_slash("hello /"))
-    assert max(map(len, help_lines())) <= 100
-
-
-def test_clear_keeps_the_system_prompt_and_the_old_file(repl):
-    """Expectations row 43: what was cleared from the screen is still on disk."""
-    result = repl("/system Be brief.", "hello", "/clear", "again")
-    assert prompt_text(result).count("<|im_start|>user") == 1
-    assert "Be brief." in prompt_text(result)
-    files = sorted(last_session_path().parent.iterdir())
-    assert sorted(load_session(path).turns[0].user for path in files) == ["again", "hello"]
-
-
-def test_retry_asks_the_same_again(repl):
-    result = repl("hello", "/retry", "/set seed 5", "/retry", "/set temperature 0", "/retry")
-    assert [prompt_text(result, n) for n in (1, 2, 3)] == [prompt_text(result, 0)] * 3
-    assert result.engine.params[0].seed != result.engine.params[1].seed
-    assert result.engine.params[2].seed == 5
-    assert "note: the seed is fixed" in result.err
-    assert "note: temperature is 0" in result.err
-    assert len(result.conversation.session.turns) == 1
-
-
-def test_a_retry_that_fails_keeps_the_old_answer(repl):
-    class Failing(ScriptEngine):
-        def generate(self, prompt_ids, params, **options):
-            if self.prompts:
-                raise InputError("the engine cannot", "try something else")
-            return super().generate(prompt_ids, params, **options)
-
-    result = repl("hello", "/retry", engine=Failing([script("first")]))
-    assert "error: the engine cannot\n hint: try something else" in result.err
-    assert [turn.answer for turn in result.conversation.session.turns] == ["first"]
-
-
-def test_undo_takes_back_message_and_answer(repl):
-    result = repl("one", "two\nlines", "/undo", "three")
-    assert "took back: two\n" in result.err
-    assert [turn.user for turn in result.conversation.session.turns] == ["one", "three"]
-
-
-def test_system_is_shown_set_and_removed(repl, tmp_path):
-    rules = tmp_path / "rules.txt"
-    rules.write_text("From a file.\n")
-    result = repl(
-        "/system", "/system Be brief.", "/system", f"/system @{rules}", "hi", "/system off", "/undo", "hi"
-    )
-    assert "there is no system prompt" in result.err
-    assert "Be brief.\n" in result.err
-    assert "From a file." in prompt_text(result, 0)
-    assert "From a file." not in prompt_text(result, 1)
-
-
-def test_settings_change_the_next_answer(repl):
-    result = repl(
-        "/set temperature 0.2", "/set TOP_K=40", "/set max-tokens 3", "/set nodes 4", "/set spec off", "/set", "hi",
-        "/set max-tokens default", "/set spec on", "/set nodes default", "hi",
-    )  # fmt: skip
-    first, second = result.engine.params
-    assert (first.temperature, first.top_k, first.max_tokens) == (0.2, 40, 3)
-    assert second.max_tokens is None
-    assert result.out.splitlines()[0] == "fir"
-    assert "cut at --max-tokens" in result.err
-    assert re.search(r"seed \d+\n", result.err)
-    listed = result.err.split("spec is off\n")[1]
-    assert re.search(r"temperature +0\.2\n", listed)
-    assert re.search(r"top-p +0\.95 \(default\)\n", listed)
-    assert re.search(r"seed +drawn for each answer \(default\)\n", listed)
-    assert re.search(r"nodes +4\n", listed)
-    assert re.search(r"spec +off\n", listed)
-    assert result.conversation.tree == ScriptEngine.tree
-
-
-def test_a_tree_needs_a_head(repl):
-    result = repl("/set nodes 4", "/set spec on", "hi", "/info", head_name=None, tree=None)
-    assert "error: nodes shapes a tree, and there is no head to draft one" in result.err
-    assert "error: there is no head to draft with" in result.err
-
-
-def test_stats_show_totals_and_can_be_silenced(repl):
-    """Expectations row 5: rounds that fell back because the head's scores were not finite are counted and shown."""
-    result = repl("hi", "/stats off", "hi", "/stats", "/stats on", "hi")
-    assert result.err.count("tok/s") == 2
-    assert re.search(r"answers +2\ntokens +27\nrounds +9\ntokens/round +2\.\d\d\n", result.err)
-    assert re.search(r"accepted +16 nodes\ndraft failures 0\n", result.err)
-
-
-def test_a_speedup_is_shown_where_both_ways_were_measured(repl):
-    """Expectations row 32: no figure is claimed from one way of decoding alone."""
-    result = repl("hi", "/stats", answers=["x" * 90])
-    assert "speedup        not measured: treeeagle bench compares both ways of decoding\n" in result.err
-    both = Speculation(
-        rounds=24, settled=56, tree_rounds=20, draft_s=0.02, verify_s=0.1, plain_rounds=4, plain_s=0.012
-    )
-    assert "speedup        1.30x, against the plain steps of this chat" in totals_lines(2, 60, both)
-
-
-def test_save_and_load(repl, tmp_path: Path):
-    path = tmp_path / "my chat.json"
-    result = repl("hello", f"/save '{path}'", "more", f"/save {path}", "/clear", f"/load {path}", "on")
-    assert result.err.count(f"saved to {path}") == 2
-    assert "loaded 2 messages and answers" in result.err
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [turn.user for turn in result.conversation.session.turns] == ["hello", "more", "on"]
-    assert len(load_session(path).turns) == 2  # a loaded file is not written to without being asked
-    known = result.engine.prompts[1]
-    assert result.engine.prompts[2][: len(known)] == known
-
-
-def test_save_overwrites_no_other_file(repl, tmp_path: Path):
-    path = tmp_path / "thesis.txt"
-    path.write_text("four years of work")
-    result = repl("hello", f"/save {path}", f"/load {path}", f"/save {tmp_path / 'file' / 'x'}", "hello")
-    assert f"error: {path} is there and is no saved session\n hint: choose another name" in result.err
-    assert f"error: {path} is not a saved session" in result.err
-    assert path.read_text() == "four years of work"
-    assert len(result.conversation.session.turns) == 2
-
-
-def test_save_makes_no_folder(repl, tmp_path: Path):
-    result = repl("hello", f"/save {tmp_path / 'tpyo' / 'x.json'}")
-    assert f"error: there is no folder {tmp_path / 'tpyo'} to save in\n hint: " in result.err
-    assert not (tmp_path / "tpyo").exists()
-
-
-def test_a_file_is_sent(repl, tmp_path: Path):
-    path = tmp_path / "my notes.txt"
-    path.write_text("line one\nline two\n")
-    binary = tmp_path / "binary"
-    binary.write_bytes(b"\xff\x00")
-    empty = tmp_path / "empty"
-    empty.write_text("\n")
-    result = repl(f'/read "{path}" sum this up', f"/read '{path}'", f"/read {binary}", f"/read {empty}")
-    assert "<|im_start|>user\nsum this up\n\nline one\nline two<|im_end|>" in prompt_text(result, 0)
-    assert "<|im_start|>user\nline one\nline two<|im_end|>" in prompt_text(result, 1)
-    assert f"error: {binary} is not UTF-8 text" in result.err
-    assert f"error: {empty} is empty" in result.err
-    assert len(result.engine.prompts) == 2
-
-
-def test_info_says_what_runs_where_and_why(repl):
-    """Expectations row 46."""
-    result = repl("hi", "/info")
-    assert "cpu (2 cores, avx2); cpu: no NVIDIA driver was found" in result.err
-    assert re.search(r"tree +8 nodes, depth 4, branching 2\n", result.err)
-    assert re.search(r"kernels +native\n", result.err)
-    assert re.search(r"kernels +PyTorch's\n", repl("/info", kernels="torch").err)
-    assert re.search(r"model +toy-model, 8-bit\n +head +toy-head, 8-bit\n", result.err)
-    assert re.search(r"model +toy-model, 4-bit, lm_head 8-bit\n", repl("/info", bits=4).err)
-    assert re.search(r"plan +0\.15 of 23\.40 GB", result.err)
-    assert str(last_session_path()) in result.err
-
-
-def test_the_last_round_is_drawn(repl):
-    result = repl("hi", "/tree", answers=["first answer"])
-    lines = result.err.splitlines()[-3:]
-    assert lines[0] == "round 4 · 3 nodes · walked 2 · after w"
-    assert lines[1].startswith("─┬─ e ── r")
-    assert lines[1].endswith("✓ e ✓ r → <|im_end|>")
-    assert lines[2] == " └─ ?"
-
-
-def test_loading_a_chat_of_another_model_keeps_its_text(repl, tmp_path: Path):
-    path = tmp_path / "chat.json"
-    repl("hello", f"/save {path}")
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "model": "other"}))
-    result = repl(f"/load {path}", "on")
-    assert "note: that chat was held with other; it is read again by toy-model" in result.err
-    assert "first answer" in prompt_text(result)

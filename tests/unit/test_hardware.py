@@ -5,127 +5,30 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
-from pathlib import Path
 
 import pytest
+from hardware_fakes import (
+    MIB,
+    RTX_3060,
+    RTX_3070_8GB,
+    RTX_3080_12GB,
+    RTX_4080,
+    RTX_4090,
+    FakeNvml,
+    FakeTorch,
+    faking,
+)
 
-from treeeagle_edge import hardware, hardware_cpu, hardware_nvidia
 from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.hardware import detect, imagine_gpu
 from treeeagle_edge.hardware_nvidia import Gpu
 from treeeagle_edge.run_plan import pick_profile, plan_run, planned_model
 from treeeagle_edge.settings import RunSettings
 
-MIB = 1 << 20
-
-# name, total MiB as NVML reports it, compute capability, GB/s of the data sheet
-RTX_3060 = ("NVIDIA GeForce RTX 3060", 12288, (8, 6), 360)
-RTX_3080_12GB = ("NVIDIA GeForce RTX 3080", 12288, (8, 6), 912)
-RTX_4080 = ("NVIDIA GeForce RTX 4080", 16376, (8, 9), 717)
-RTX_4090 = ("NVIDIA GeForce RTX 4090", 24564, (8, 9), 1008)
-RTX_3070_8GB = ("NVIDIA GeForce RTX 3070", 8192, (8, 6), 448)
-
-
-class FakeNvml(types.ModuleType):
-    """Answers as NVML does for a list of (name, total MiB, capability, ...) cards; `free` in MiB."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, cards=(), free=None, error=None, lost=None):
-        super().__init__("pynvml")
-        self.cards, self.error, self.lost = cards, error, lost
-        self.free = free or [total - 512 for _, total, *_ in cards]
-        self.open = False
-
-    def nvmlInit(self):
-        if self.error:
-            raise self.NVMLError(self.error)
-        self.open = True
-
-    def nvmlShutdown(self):
-        self.open = False
-
-    def nvmlSystemGetDriverVersion(self):
-        return b"580.95.05"  # older packages answer with bytes
-
-    def nvmlDeviceGetCount(self):
-        return len(self.cards)
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        if index == self.lost:
-            raise self.NVMLError("GPU is lost")
-        return index
-
-    def nvmlDeviceGetMemoryInfo(self, handle):
-        return types.SimpleNamespace(total=self.cards[handle][1] * MIB, free=self.free[handle] * MIB)
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle):
-        return self.cards[handle][2]
-
-    def nvmlDeviceGetName(self, handle):
-        return self.cards[handle][0]
-
-    def nvmlDeviceGetUUID(self, handle):
-        return f"GPU-uuid-{handle}"
-
-
-class FakeTorch(types.ModuleType):
-    """The part of torch that detection asks. `order`: which NVML card is CUDA device 0, 1, ..."""
-
-    def __init__(self, cards=(), order=None, cuda="12.8", available=True):
-        super().__init__("torch")
-        self.__version__ = "2.13.0" if cuda else "2.13.0+cpu"
-        self.version = types.SimpleNamespace(cuda=cuda)
-        order = list(range(len(cards))) if order is None else order
-
-        def properties(index):
-            name, total, (major, minor), *_ = cards[order[index]]
-            return types.SimpleNamespace(
-                name=name, major=major, minor=minor, total_memory=total * MIB, uuid=f"uuid-{order[index]}"
-            )
-
-        def mem_get_info(index):
-            total = cards[order[index]][1] * MIB
-            return total - 700 * MIB, total
-
-        self.cuda = types.SimpleNamespace(
-            is_available=lambda: available,
-            device_count=lambda: len(order),
-            get_device_properties=properties,
-            mem_get_info=mem_get_info,
-        )
-
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Put fakes in place of pynvml and torch; `signs`: files of an NVIDIA driver are there."""
-
-    def build(nvml=None, torch=None, signs=True):
-        modules = {"pynvml": nvml, "torch": torch}
-        real_import, real_find = (
-            hardware_nvidia.importlib.import_module,
-            hardware_nvidia.importlib.util.find_spec,
-        )
-
-        def import_module(name):
-            if name not in modules:
-                return real_import(name)
-            if modules[name] is None:
-                raise ModuleNotFoundError(name)
-            return modules[name]
-
-        def find_spec(name):
-            return modules[name] if name in modules else real_find(name)
-
-        fake = types.SimpleNamespace(
-            import_module=import_module, util=types.SimpleNamespace(find_spec=find_spec)
-        )
-        monkeypatch.setattr(hardware_nvidia, "importlib", fake)
-        monkeypatch.setattr(hardware_nvidia, "_driver_signs", lambda: signs)
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-    return build
+    return faking(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -316,51 +219,6 @@ def test_an_unknown_device_is_a_usage_error(device):
     assert "cuda:N" in error.value.hint
 
 
-def test_native_windows_is_pointed_to_wsl2(monkeypatch):
-    monkeypatch.setattr(hardware, "sys", types.SimpleNamespace(platform="win32"))
-    with pytest.raises(CannotRunError, match="native Windows is not supported") as error:
-        detect()
-    assert "WSL2" in error.value.hint
-
-
-def test_wsl2_is_noted(monkeypatch):
-    version = "Linux version 5.15.167.4-microsoft-standard-WSL2"
-    monkeypatch.setattr(hardware, "_kernel_version", lambda: version)
-    assert any("WSL2" in note for note in detect("cpu").notes)
-
-
-@pytest.fixture
-def wsl(monkeypatch):
-    monkeypatch.setattr(hardware, "_kernel_version", lambda: "Linux version 6.6.87.2-microsoft-standard-WSL2")
-
-
-def test_on_wsl2_a_card_is_found_as_anywhere(machine, wsl):
-    """Its library may be out of NVML's sight there: PyTorch sees the card, and knows what is free of it."""
-    for nvml, free in (
-        (FakeNvml([RTX_4080], free=[14000]), 14000),
-        (FakeNvml(error="NVML Shared Library Not Found"), 16376 - 700),
-        (None, 16376 - 700),
-    ):
-        machine(nvml, FakeTorch([RTX_4080]))
-        found = detect()
-        assert found.device == "cuda:0" and found.budget == free * MIB
-        assert any(note.startswith("this is WSL2") for note in found.notes) and found.hint is None
-
-
-def test_on_wsl2_a_driver_is_mended_in_windows(machine, wsl):
-    """Expectations row 36: WSL sees no device. The advice is the one that helps there, where Linux has no driver."""
-    for nvml in (FakeNvml(error="Driver/library version mismatch"), FakeNvml([RTX_3060])):
-        machine(nvml, FakeTorch([RTX_3060], available=False))
-        found = detect()
-        assert found.device == "cpu" and "driver" in found.why
-        assert found.hint.startswith("update the NVIDIA driver in Windows")
-        with pytest.raises(CannotRunError) as error:
-            detect("cuda")
-        assert "wsl --shutdown" in error.value.hint
-    machine(FakeNvml([RTX_3060]), FakeTorch(cuda=None))
-    assert "CUDA build of torch" in detect().hint, "that is no fault of the driver"
-
-
 def test_a_card_can_be_imagined():
     here = detect("cpu")
     card = imagine_gpu(here, 12)
@@ -368,60 +226,3 @@ def test_a_card_can_be_imagined():
     assert "--gpu-memory" in card.why and card.gpu.bandwidth is None
     with pytest.raises(UsageError, match="out of range"):
         imagine_gpu(here, 0)
-
-
-def test_instruction_sets_are_read_from_x86_and_arm():
-    x86 = "processor : 0\nmodel name : Some CPU\nflags : fpu fma avx2 avx512f avx512_vnni amx_int8\n"
-    assert hardware_cpu.parse_cpuinfo(x86) == (
-        "Some CPU",
-        ("amx-int8", "avx512-vnni", "avx512", "avx2", "fma"),
-    )
-    arm = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\n"
-    assert hardware_cpu.parse_cpuinfo(arm) == ("processor of unknown name", ("i8mm", "dotprod", "neon"))
-
-
-@pytest.mark.parametrize(
-    ("sets", "cores", "label"),
-    [
-        (("amx-int8", "avx512-vnni", "avx2"), 2, "cpu (2 cores, avx512-vnni)"),
-        (("avx2",), 1, "cpu (1 core, avx2)"),
-        ((), 4, "cpu (4 cores)"),
-    ],
-)
-def test_the_label_names_the_best_instruction_set(sets, cores, label):
-    assert hardware_cpu.Cpu("x", cores, cores, sets).label == label
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_containers_limit_caps_memory(tmp_path: Path, version):
-    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    if version == 2:
-        (proc / "self" / "cgroup").write_text("0::/box\n")
-        folder, names, inactive = groups / "box", ("memory.max", "memory.current"), "inactive_file"
-    else:
-        (proc / "self" / "cgroup").write_text("4:memory:/box\n1:cpu:/\n")
-        folder, names = groups / "memory" / "box", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        inactive = "total_inactive_file"
-    folder.mkdir(parents=True)
-    (folder / names[0]).write_text(f"{64 * MIB}\n")
-    (folder / names[1]).write_text(f"{40 * MIB}\n")
-    (folder / "memory.stat").write_text(f"anon 1\n{inactive} {10 * MIB}\n")
-    ram = hardware_cpu.detect_ram(proc, groups)
-    assert ram == hardware_cpu.Ram(64 * MIB, 34 * MIB, limited=True)
-
-
-def test_no_limit_leaves_memory_alone(tmp_path: Path):
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "cgroup").write_text("0::/\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    ram = hardware_cpu.detect_ram(tmp_path, tmp_path)
-    assert not ram.limited and ram.total > 0
-
-
-def test_a_cpu_quota_is_respected(tmp_path: Path):
-    assert hardware_cpu._quota_threads(tmp_path) > 1000
-    (tmp_path / "cpu.max").write_text("150000 100000\n")
-    assert hardware_cpu._quota_threads(tmp_path) == 2
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert hardware_cpu._quota_threads(tmp_path) > 1000
