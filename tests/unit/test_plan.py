@@ -1,4 +1,4 @@
-"""The memory plan and the speed estimate: arithmetic from shapes, checked against known sizes."""
+"""The memory plan: arithmetic from shapes, checked against known sizes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_cases import LLAMA, usual
 
-from treeeagle_edge.errors import CannotRunError, InputError, UsageError
-from treeeagle_edge.hardware import Hardware
-from treeeagle_edge.hardware_cpu import Cpu, Ram
-from treeeagle_edge.hardware_nvidia import Gpu
+from treeeagle_edge.errors import UsageError
 from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
 from treeeagle_edge.plan import GB, format_gb, plan_memory, plan_slots
@@ -28,15 +26,8 @@ from treeeagle_edge.plan_bytes import (
     rotary_bytes,
     step_bytes,
 )
-from treeeagle_edge.profile_config import load_profile
 from treeeagle_edge.rounds import TreeShape
-from treeeagle_edge.run_alternatives import alternatives, require_fit
-from treeeagle_edge.run_plan import pick_profile, plan_run, planned_model
-from treeeagle_edge.settings import RunSettings
-from treeeagle_edge.speed_estimate import estimate_speed, table_verify_cost
-from treeeagle_edge.widths import Widths, choose_widths
 
-LLAMA = KNOWN_MODELS["meta-llama/Llama-3.1-8B-Instruct"]
 DEMO = KNOWN_MODELS["smollm2-135m"]
 TREE = TreeShape(4, 4, 24)
 
@@ -45,15 +36,6 @@ TREE = TreeShape(4, 4, 24)
 def _with_native_kernels(monkeypatch):
     """Plans are made for a machine that has a compiler, wherever the tests run."""
     monkeypatch.setattr(loader, "problem", lambda: None)
-
-
-def machine(*, card: float | None = None, ram: float = 24) -> Hardware:
-    """A computer with `ram` GB free and, where asked for, a card with `card` GB free."""
-    gpus = () if card is None else (Gpu(0, "a card", int(card * GB), int(card * GB), usable=True),)
-    cpu = Cpu("a processor", 2, 2, ("avx2",))
-    return Hardware(
-        "cuda:0" if gpus else "cpu", "for a test", cpu, Ram(int(ram * GB), int(ram * GB), False), gpus
-    )
 
 
 def plan(
@@ -80,10 +62,6 @@ def plan(
         native=native,
         **widths,
     )
-
-
-def usual(bits: int, device: str) -> Widths:
-    return choose_widths(bits, device, native=False)
 
 
 def test_an_8b_with_its_head_fits_a_12_gb_card():
@@ -230,112 +208,6 @@ def test_planning_imports_no_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def made_run(run: RunSettings, here: Hardware):
-    profile = pick_profile(run, here)
-    return plan_run(run, profile, here, planned_model(run, profile))
-
-
-def test_need_is_known_and_refused_before_loading():
-    """Expectations row 45: memory need unknown before loading. The refusal comes from shapes, with what would fit."""
-    run = RunSettings(model="meta-llama/Llama-3.1-8B-Instruct", context=32_768)
-    here = machine(card=8)
-    made = made_run(run, here)
-    assert not made.model.on_disk, "no file of the model was needed"
-    with pytest.raises(CannotRunError, match=r"needs 1\d\.\d GB, and 8\.0 GB are free on cuda:0") as error:
-        require_fit(made, run, here)
-    assert "--model" in error.value.hint and "--device cpu" in error.value.hint
-    require_fit(made_run(RunSettings(model=run.model), machine(card=12)), run, machine(card=12))
-
-
-def test_alternatives_do_fit():
-    run = RunSettings(model="meta-llama/Llama-3.1-8B-Instruct", bits=8)
-    here = machine(card=10)
-    made = made_run(replace(run, context=8192), here)
-    assert not made.memory.fits
-    options = alternatives(made, run, here)
-    assert "--bits 4" in options
-    assert made_run(replace(run, bits=4, context=8192), here).memory.fits
-    shorter = [option for option in options if option.startswith("--context")]
-    for option in shorter:
-        assert made_run(replace(run, context=int(option.split()[1])), here).memory.fits
-    for option in options:
-        if option.startswith("--model"):
-            assert made_run(RunSettings(model=option.split()[1], bits=4), here).memory.fits
-
-
-def test_a_default_context_is_shortened_and_a_given_one_is_kept():
-    here = machine(card=9)
-    short = made_run(RunSettings(model="Qwen/Qwen3-8B"), here)
-    assert 1024 <= short.context < 8192 and short.memory.fits
-    assert short.context == short.memory.longest_context
-    kept = made_run(RunSettings(model="Qwen/Qwen3-8B", context=8192), here)
-    assert kept.context == 8192 and not kept.memory.fits
-    vicuna = made_run(RunSettings(model="lmsys/vicuna-7b-v1.3"), machine(card=12))
-    assert vicuna.context == 2048, "capped by the model"
-
-
-def test_options_win_over_the_profile():
-    made = made_run(RunSettings(bits=32, context=512, depth=2, nodes=3), machine())
-    assert (made.bits, made.context) == (32, 512)
-    assert made.tree == TreeShape(2, load_profile("cpu").tree.branching, 3)
-    assert made_run(RunSettings(speculate=False), machine()).tree is None
-    assert made_run(RunSettings(head="none"), machine()).model.head is None
-
-
-def test_a_head_for_another_model_is_refused():
-    with pytest.raises(InputError, match="belongs to a target of width 4096"):
-        made_run(RunSettings(head="AngelSlim/Qwen3-8B_eagle3"), machine())
-
-
-@pytest.mark.parametrize("name", ["nobody/unheard-of-7b", "/no/such/folder"])
-def test_an_unknown_model_cannot_be_planned_for(name):
-    with pytest.raises(InputError, match="neither on this machine nor among") as error:
-        made_run(RunSettings(model=name), machine())
-    assert error.value.hint.startswith("check the name or path")
-
-
-def test_a_head_that_is_not_here_cannot_be_planned_for():
-    with pytest.raises(InputError, match="its shapes are not known") as error:
-        made_run(RunSettings(head="nobody/unheard-of-head"), machine())
-    assert "--head none" in error.value.hint
-
-
-def test_the_ceiling_is_bandwidth_over_bytes():
-    made = made_run(RunSettings(model="meta-llama/Llama-3.1-8B-Instruct"), machine(card=12))
-    speed = estimate_speed(made, 912)
-    assert speed.ceiling == pytest.approx(912e9 / step_bytes(LLAMA.config, usual(4, "cuda")))
-    assert speed.ceiling == pytest.approx(183, rel=0.02)
-    assert 0.4 * speed.ceiling < speed.plain[0] < speed.plain[1] < 0.8 * speed.ceiling
-    assert speed.tree[0] < speed.tree[1] and speed.tree[1] > speed.plain[1]
-
-
-@pytest.mark.parametrize(("bits", "plain", "tree"), [(4, 281, 357), (8, 187, 248)])
-def test_what_was_measured_on_native_kernels_lies_in_the_expected_range(bits, plain, tree):
-    """The demo model's figures in the README, and the 37 to 40 GB/s that were measured on the same two cores."""
-    made = made_run(RunSettings(bits=bits), machine())
-    for bandwidth in (37, 40):
-        speed = estimate_speed(made, bandwidth)
-        assert speed.plain[0] < plain < speed.plain[1] < speed.ceiling
-        assert speed.tree[0] < tree < speed.tree[1]
-
-
-def test_a_costly_verify_pass_makes_the_tree_a_loss():
-    made = made_run(RunSettings(), machine())
-    assert estimate_speed(made, 40, verify_cost=1.1).tree[1] > estimate_speed(made, 40).plain[1]
-    assert estimate_speed(made, 40, verify_cost=6.0).tree[1] < estimate_speed(made, 40).plain[1]
-    assert estimate_speed(made_run(RunSettings(head="none"), machine()), 40).tree is None
-
-
-def test_verify_cost_is_interpolated_and_extrapolated():
-    assert table_verify_cost("cuda", 4, 1) == 1.0
-    assert table_verify_cost("cuda", 4, 24) == pytest.approx(1.175)
-    assert table_verify_cost("cuda", 4, 512) == pytest.approx(16.0)
-    assert table_verify_cost("cpu", 16, 8) == pytest.approx(1.2)
-    assert table_verify_cost("native", 8, 16) == pytest.approx(1.8)
-    made = made_run(RunSettings(nodes=15), machine())
-    assert estimate_speed(made, 40).verify_cost == pytest.approx(2.4), "native kernels have their own row"
-
-
 @pytest.mark.parametrize(
     ("bits", "lm_head"), [(4, None), (8, None), (16, None), (32, None), (4, 16), (8, 16), (16, 8), (4, 8)]
 )
@@ -343,7 +215,6 @@ def test_verify_cost_is_interpolated_and_extrapolated():
 def test_planned_weights_are_those_that_are_held(bits, lm_head, tied):
     """The promise is kept closely: never less than what a loaded target holds, and at most 3 % more."""
     import torch
-
     from tiny_models import CONFIG, RandomCheckpoint
 
     from treeeagle_edge.target import load_target
@@ -385,12 +256,3 @@ def test_planned_head_is_the_one_that_is_held(bits, head_bits):
     assert held <= planned <= (1.06 if head_bits == 4 else 1.01) * held
     alone = plan(DEMO, bits=bits, context=512, device="cpu", head=False).line("KV").nbytes
     assert made.line("KV").nbytes == alone + head.store.nbytes
-
-
-def test_an_adaptive_tree_is_priced_at_its_usual_size():
-    """Its bounds reserve slots; what a round drafts as a rule is what time is estimated from."""
-    adaptive = made_run(RunSettings(nodes=0), machine())
-    fixed = made_run(RunSettings(nodes=6, depth=3), machine())
-    assert adaptive.tree.adaptive
-    assert estimate_speed(adaptive, 40).tree == estimate_speed(fixed, 40).tree
-    assert "a tree of at most 32 nodes" in adaptive.memory.line("KV").note
