@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
 
-from treeeagle_edge.bench import environment_of
-from treeeagle_edge.bench_prompts import builtin_prompts
-from treeeagle_edge.bench_report import aligned_table
-from treeeagle_edge.bench_runner import Bench
-from treeeagle_edge.bench_samples import PLAIN, TREE, Case, first_difference
+from treeeagle_edge.bench.arms import Bench
+from treeeagle_edge.bench.prompts import builtin_prompts
+from treeeagle_edge.bench.report import aligned_table
+from treeeagle_edge.bench.run import environment_of
+from treeeagle_edge.bench.samples import PLAIN, TREE, Case, first_difference
 from treeeagle_edge.models import resolve_model
 from treeeagle_edge.runtime import load_runtime
 from treeeagle_edge.sampling_params import SamplingParams

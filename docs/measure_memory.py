@@ -26,7 +26,7 @@ def answer_once(chosen: argparse.Namespace) -> dict[str, Any]:
     from measuring.runs import load, long_prompt
     from measuring.timing import decode
 
-    from treeeagle_edge.bench_prompts import builtin_prompts
+    from treeeagle_edge.bench.prompts import builtin_prompts
     from treeeagle_edge.memory_watch import MemoryWatch
     from treeeagle_edge.sampling_params import SamplingParams
 
@@ -80,7 +80,7 @@ def measure(chosen: argparse.Namespace, bits: int) -> dict[str, Any]:
 
 def table(results: list[dict[str, Any]]) -> str:
     """One row a width."""
-    from treeeagle_edge.bench_report import aligned_table
+    from treeeagle_edge.bench.report import aligned_table
 
     header = ("bits", "weights + head + pool", "imports", f"bar: {FACTOR} x + imports", "most while answering",
               "most while loading")  # fmt: skip

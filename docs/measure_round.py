@@ -32,7 +32,7 @@ from measuring.runs import (
 )
 from measuring.timing import Spread, in_turn
 
-from treeeagle_edge.bench_report import aligned_table
+from treeeagle_edge.bench.report import aligned_table
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.kernels.native.library import library

@@ -26,8 +26,8 @@ from measuring.random_models import SHAPES, RandomCheckpoint, random_head, small
 from measuring.runs import Report, add_bits, parser, run, say
 from measuring.timing import in_turn
 
-from treeeagle_edge.bench_plot import check_plot, save
-from treeeagle_edge.bench_report import aligned_table
+from treeeagle_edge.bench.plot import check_plot, save
+from treeeagle_edge.bench.report import aligned_table
 from treeeagle_edge.costs import CostModel, CostTable
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.kernels.native.team import Team

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from treeeagle_edge.bench import environment_of
-from treeeagle_edge.bench_prompts import BenchPrompt, builtin_prompts, read_prompts
+from treeeagle_edge.bench.prompts import BenchPrompt, builtin_prompts, read_prompts
+from treeeagle_edge.bench.run import environment_of
 from treeeagle_edge.errors import InputError, TreeEagleError
 from treeeagle_edge.paths import cache_dir
 from treeeagle_edge.runtime import Runtime, load_runtime

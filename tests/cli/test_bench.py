@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 from bench_fakes import GB, FakeClock, FakeEngine, FakeWatch, fake_runtime
 
-from treeeagle_edge import bench as bench_module
+from treeeagle_edge.bench import run as bench_module
 from treeeagle_edge.cli.app import main
 
 

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 from bench_fakes import fake_runtime
 
-from treeeagle_edge import bench_plot
+from treeeagle_edge.bench import plot as bench_plot
 from treeeagle_edge.cli.app import main
 from treeeagle_edge.rounds import Round
 from treeeagle_edge.tree import DraftTree

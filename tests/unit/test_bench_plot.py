@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from treeeagle_edge import bench_plot
+from treeeagle_edge.bench import plot as bench_plot
 from treeeagle_edge.errors import InputError, UsageError
 
 

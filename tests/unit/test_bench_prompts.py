@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from treeeagle_edge.bench_prompts import BenchPrompt, builtin_prompts, read_prompts
+from treeeagle_edge.bench.prompts import BenchPrompt, builtin_prompts, read_prompts
 from treeeagle_edge.errors import InputError
 
 SCENARIOS = ["chat", "code", "summary", "question answering", "maths"]

@@ -11,13 +11,13 @@ from statistics import stdev
 import pytest
 from bench_fakes import GB, FakeClock, FakeEngine, FakeTokenizer, FakeWatch, fake_runtime
 
-from treeeagle_edge.bench_compare import read_document, with_comparison
-from treeeagle_edge.bench_memory import MemoryUse, memory_document
-from treeeagle_edge.bench_prompts import BenchPrompt
-from treeeagle_edge.bench_report import aligned_table, build_document, divergence_note, parity_text, render
-from treeeagle_edge.bench_runner import Bench
-from treeeagle_edge.bench_samples import BenchRun, Divergence, Limits, Sample
-from treeeagle_edge.bench_stats import bench_row, scenario_rows
+from treeeagle_edge.bench.arms import Bench
+from treeeagle_edge.bench.compare import read_document, with_comparison
+from treeeagle_edge.bench.memory import MemoryUse, memory_document
+from treeeagle_edge.bench.prompts import BenchPrompt
+from treeeagle_edge.bench.report import aligned_table, build_document, divergence_note, parity_text, render
+from treeeagle_edge.bench.samples import BenchRun, Divergence, Limits, Sample
+from treeeagle_edge.bench.stats import bench_row, scenario_rows
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.sampling_params import SamplingParams
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 from bench_fakes import FakeClock, FakeEngine, FakeTokenizer, FakeWatch
 
-from treeeagle_edge.bench_prompts import BenchPrompt
-from treeeagle_edge.bench_runner import Bench, size_quick
-from treeeagle_edge.bench_samples import Limits, Pace, first_difference
+from treeeagle_edge.bench.arms import Bench, size_quick
+from treeeagle_edge.bench.prompts import BenchPrompt
+from treeeagle_edge.bench.samples import Limits, Pace, first_difference
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.sampling_params import SamplingParams
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
 
-from treeeagle_edge.bench_compare import read_document
-from treeeagle_edge.bench_prompts import read_prompts
+from treeeagle_edge.bench.compare import read_document
+from treeeagle_edge.bench.prompts import read_prompts
 from treeeagle_edge.cli.conversation import read_text
 from treeeagle_edge.errors import TreeEagleError, reason_of
 from treeeagle_edge.fetch import fetch_demo_model

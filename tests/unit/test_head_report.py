@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tiny_models import VOCAB, tiny_engine
 
-from treeeagle_edge.bench_prompts import BenchPrompt
+from treeeagle_edge.bench.prompts import BenchPrompt
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.errors import InputError, UsageError
-from treeeagle_edge.head_report import HeadReport, PromptSet, measure, prompt_sets
-from treeeagle_edge.head_report_tally import BINS, Bin, bin_edges, tally, total
+from treeeagle_edge.head_report.evaluate import HeadReport, PromptSet, measure, prompt_sets
+from treeeagle_edge.head_report.tally import BINS, Bin, bin_edges, tally, total
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.tree import DraftTree

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from treeeagle_edge import head_report_plot
 from treeeagle_edge.errors import InputError
+from treeeagle_edge.head_report import plot as head_report_plot
 
 pytestmark = pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is optional")
 

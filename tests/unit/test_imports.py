@@ -79,9 +79,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "runtime": ("runtime",),
     "tools": (
-        "bench*",
+        "bench",
+        "bench.*",
         "gpu_check*",
-        "head_report*",
+        "head_report",
+        "head_report.*",
         "profile_checks",
         "profile_live",
         "profile_native",

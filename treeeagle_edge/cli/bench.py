@@ -15,8 +15,8 @@ from treeeagle_edge.errors import UsageError
 from treeeagle_edge.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from treeeagle_edge.bench import BenchOptions
-    from treeeagle_edge.bench_report import Document
+    from treeeagle_edge.bench.report import Document
+    from treeeagle_edge.bench.run import BenchOptions
     from treeeagle_edge.settings import RunSettings
 
 EXIT_DIVERGED = 1
@@ -130,10 +130,10 @@ class _Wanted:
 
 def _bench(settings: RunSettings, params: SamplingParams, questions: _Questions, wanted: _Wanted) -> int:
     """Check everything that can be checked first, measure, print. Returns the exit code."""
-    from treeeagle_edge.bench import run_bench
-    from treeeagle_edge.bench_compare import read_document, with_comparison
-    from treeeagle_edge.bench_plot import check_plot, draw
-    from treeeagle_edge.bench_report import render
+    from treeeagle_edge.bench.compare import read_document, with_comparison
+    from treeeagle_edge.bench.plot import check_plot, draw
+    from treeeagle_edge.bench.report import render
+    from treeeagle_edge.bench.run import run_bench
 
     options = _options(settings, params, questions)
     old = read_document(wanted.compare) if wanted.compare else None
@@ -164,8 +164,8 @@ def _bench(settings: RunSettings, params: SamplingParams, questions: _Questions,
 
 
 def _options(settings: RunSettings, params: SamplingParams, questions: _Questions) -> BenchOptions:
-    from treeeagle_edge.bench import BenchOptions
-    from treeeagle_edge.bench_prompts import builtin_prompts, read_prompts
+    from treeeagle_edge.bench.prompts import builtin_prompts, read_prompts
+    from treeeagle_edge.bench.run import BenchOptions
     from treeeagle_edge.cli.conversation import system_prompt
 
     if questions.turns not in ("first", "all"):

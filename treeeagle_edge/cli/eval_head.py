@@ -15,7 +15,7 @@ from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from treeeagle_edge.head_report import EvalOptions
+    from treeeagle_edge.head_report.evaluate import EvalOptions
 
 FORMATS = ("md", "json")
 
@@ -80,7 +80,7 @@ def eval_head_command(
     settings = shared.run_settings(**vars(machine), depth=depth, branching=branching, nodes=shapes[-1].nodes)
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
 
-    from treeeagle_edge.head_report import EvalOptions, prompt_sets
+    from treeeagle_edge.head_report.evaluate import EvalOptions, prompt_sets
 
     sets = prompt_sets(prompts or [], builtin=builtin, limit=limit)
     raise typer.Exit(_evaluate(EvalOptions(settings, params, sets, shapes, limit), output, plot))
@@ -99,10 +99,10 @@ def _budgets(text: str) -> list[int]:
 
 def _evaluate(options: EvalOptions, output: str, plot: Path | None) -> int:
     """Check what can be checked first, measure, print. Returns the exit code."""
-    from treeeagle_edge.bench_plot import check_plot
-    from treeeagle_edge.head_report import evaluate
-    from treeeagle_edge.head_report_output import build_document, render
-    from treeeagle_edge.head_report_plot import draw
+    from treeeagle_edge.bench.plot import check_plot
+    from treeeagle_edge.head_report.evaluate import evaluate
+    from treeeagle_edge.head_report.output import build_document, render
+    from treeeagle_edge.head_report.plot import draw
 
     if plot is not None:
         check_plot(plot)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from treeeagle_edge import __version__
-from treeeagle_edge.bench_prompts import builtin_prompts, read_prompts
+from treeeagle_edge.bench.prompts import builtin_prompts, read_prompts
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.head_checkpoint import open_head
 from treeeagle_edge.head_config import HeadConfig

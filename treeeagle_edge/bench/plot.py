@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from treeeagle_edge.bench_report import Document
+from treeeagle_edge.bench.report import Document
 from treeeagle_edge.errors import InputError, UsageError, reason_of
 
 _PLAIN_COLOUR, _TREE_COLOUR = "#8c96a3", "#2e7d4f"

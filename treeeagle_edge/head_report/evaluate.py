@@ -1,7 +1,7 @@
 """Measures how good a draft head is for its target: every question is answered once for each node budget.
 
 The engine runs as in a chat, with trees of one depth and branching; only the number of nodes differs. What the target
-makes of the trees is counted (`head_report_tally.py`); nothing is timed.
+makes of the trees is counted (`tally.py`); nothing is timed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from treeeagle_edge.bench_prompts import BenchPrompt, builtin_prompts, read_prompts
-from treeeagle_edge.bench_runner import BenchTokenizer
+from treeeagle_edge.bench.arms import BenchTokenizer
+from treeeagle_edge.bench.prompts import BenchPrompt, builtin_prompts, read_prompts
 from treeeagle_edge.errors import InputError, UsageError
-from treeeagle_edge.head_report_tally import Tally, tally
+from treeeagle_edge.head_report.tally import Tally, tally
 from treeeagle_edge.prompt import Turn, build_messages
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling_params import SamplingParams

@@ -28,7 +28,7 @@ class BenchPrompt:
 
 def builtin_prompts(per_scenario: int | None = None) -> tuple[BenchPrompt, ...]:
     """The prompts written for this project: five scenarios, the first `per_scenario` prompts of each."""
-    table = yaml.safe_load((files("treeeagle_edge") / "bench_prompts.yaml").read_text(encoding="utf-8"))
+    table = yaml.safe_load((files("treeeagle_edge.bench") / "prompts.yaml").read_text(encoding="utf-8"))
     return tuple(
         BenchPrompt(scenario, entry["name"], (entry["text"],))
         for scenario, entries in table.items()

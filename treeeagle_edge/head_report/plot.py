@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from treeeagle_edge.bench_plot import save
-from treeeagle_edge.bench_report import Document
+from treeeagle_edge.bench.plot import save
+from treeeagle_edge.bench.report import Document
 
 _LARGEST_POINT = 220  # square points, for the bin with most nodes
 _COLOUR = "#2e7d4f"
 
 
 def draw(document: Document, path: Path) -> None:
-    """Write the picture; `bench_plot.check_plot` says beforehand whether that can work.
+    """Write the picture; `check_plot` of the bench says beforehand whether that can work.
 
     Raises InputError where the file cannot be written.
     """

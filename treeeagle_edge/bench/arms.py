@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Protocol
 
-from treeeagle_edge.bench_prompts import BenchPrompt
-from treeeagle_edge.bench_samples import (
+from treeeagle_edge.bench.prompts import BenchPrompt
+from treeeagle_edge.bench.samples import (
     PLAIN,
     TREE,
     BenchRun,

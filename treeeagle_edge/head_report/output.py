@@ -32,10 +32,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treeeagle_edge.bench import environment_of
-from treeeagle_edge.bench_report import Document, aligned_table
-from treeeagle_edge.head_report import EvalOptions, HeadReport
-from treeeagle_edge.head_report_tally import Tally, bin_edges, total
+from treeeagle_edge.bench.report import Document, aligned_table
+from treeeagle_edge.bench.run import environment_of
+from treeeagle_edge.head_report.evaluate import EvalOptions, HeadReport
+from treeeagle_edge.head_report.tally import Tally, bin_edges, total
 
 if TYPE_CHECKING:
     from treeeagle_edge.runtime import Runtime

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from treeeagle_edge.bench_samples import PLAIN, TREE, BenchRun, Divergence, Sample
+from treeeagle_edge.bench.samples import PLAIN, TREE, BenchRun, Divergence, Sample
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from treeeagle_edge.bench_samples import PLAIN, TREE, BenchRun, Divergence, Sample
-from treeeagle_edge.bench_stats import BenchRow, Figure, bench_row, repetition_speeds, scenario_rows
+from treeeagle_edge.bench.samples import PLAIN, TREE, BenchRun, Divergence, Sample
+from treeeagle_edge.bench.stats import BenchRow, Figure, bench_row, repetition_speeds, scenario_rows
 from treeeagle_edge.rounds import TreeShape
 
 SCHEMA = "treeeagle-bench/1"

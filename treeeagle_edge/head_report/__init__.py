@@ -1,0 +1,1 @@
+"""`treeeagle eval-head`: how good a draft head is for its target, counted and shown."""
