@@ -83,10 +83,11 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
         plan, target, head, exact=settings.exact, cache=_costs_path(plan, hardware, threads)
     )
     notes = [*hardware.notes, *slower, *engine.notes]
-    notes += [f"{note.text}; {note.hint}" for note in (plan.note, plan.rotation) if note is not None]
+    if plan.note is not None:
+        notes.append(f"{plan.note.text}; {plan.note.hint}")
     if head is not None:
         notes += head.notes
-    elif not settings.wants_plain and plan.rotation is None:
+    elif settings.speculate and (settings.head or "").lower() != "none":
         notes.append(f"no draft head for {plan.model.name} is on this machine, so it decodes plainly")
     return Runtime(
         engine=engine,

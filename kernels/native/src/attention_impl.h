@@ -130,19 +130,6 @@ void prepare_block(const AttentionJob& job, int64_t row, int64_t kv_head, int64_
       S::store_pairs(block.values + j / 2 * dim + d, S::interleave(value_rows[j] + d, value_rows[j + 1] + d));
 }
 
-// Asks memory for the keys and values of a block that comes next: slots lie anywhere, so no hardware foresees them.
-inline void expect_block(const AttentionJob& job, int64_t row, int64_t kv_head, int64_t first, int64_t count) {
-  const int64_t dim = job.shape.head_dim, stride = job.shape.kv_heads * dim;
-  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(uint16_t));
-  for (int64_t j = 0; j < count; ++j) {
-    const int64_t at = job.reads.slot(row, first + j) * stride + kv_head * dim;
-    for (int64_t d = 0; d < dim; d += kLine) {
-      __builtin_prefetch(job.keys + at + d, 0, 2);
-      __builtin_prefetch(job.values + at + d, 0, 2);
-    }
-  }
-}
-
 // Puts one slot at position j of a prepared block: for the few keys that rows do not share.
 inline void replace_key(const AttentionJob& job, int64_t slot, int64_t kv_head, int64_t j, const KeyBlock& block) {
   const int64_t dim = job.shape.head_dim;
@@ -235,7 +222,6 @@ void attend(const AttentionJob& job, int64_t row0, int64_t row1, int64_t kv_head
   const int64_t common = common_length(job.reads, row0, row1);
   const int64_t border = common / kKeyBlock * kKeyBlock;  // whole blocks before it are the same for all rows
   for (int64_t first = 0; first < border; first += kKeyBlock) {
-    expect_block(job, row0, kv_head, first + kKeyBlock, first + kKeyBlock < border ? kKeyBlock : common - border);
     prepare_block<S>(job, row0, kv_head, first, 0, kKeyBlock, s.shared);
     attend_block<S>(s.shared, s.state, 0, (row1 - row0) * group, kKeyBlock, dim);
   }
