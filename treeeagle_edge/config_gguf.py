@@ -62,6 +62,7 @@ def _model_config(file: GGUFFile) -> ModelConfig:
         output_bias="blk.0.attn_output.bias" in file.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
         stored=None,
+        rotation=None,
         **scales,
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from treeeagle_edge.architectures import FAMILIES, SUPPORTED_HINT, family_of, refuse
 from treeeagle_edge.config_quantised import stored_width
 from treeeagle_edge.config_rope import longest_position, rope_from_config
+from treeeagle_edge.config_rotation import rotation_of
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.json_file import read_json
 from treeeagle_edge.model_config import ModelConfig
@@ -57,7 +58,7 @@ def read_config_json(directory: Path) -> dict[str, Any]:
 
 
 def model_config_from_json(config: Mapping[str, Any], path: Path) -> ModelConfig:
-    """`config` is the parsed config.json of the directory `path`, which is only named in errors.
+    """`config` is the parsed config.json of the directory `path`, where files beside it may say more of a rotation.
 
     Raises InputError for an architecture, quantisation or feature that does not run here, and missing keys.
     """
@@ -98,6 +99,7 @@ def _model_config(config: Mapping[str, Any], path: Path) -> ModelConfig:
         output_bias=bias and family in ("llama", "qwen3", "minicpm"),
         qk_norm=family == "qwen3",
         stored=stored,
+        rotation=rotation_of(config, path),
         **scales,
     )
 

@@ -23,6 +23,7 @@ _TEXT_FILES = (
     "vocab*",
     "merges.txt",
     "chat_template*",
+    "quant*.json",  # where a quantiser says what it did, such as a rotation of hidden states
 )
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")  # a model needs one of them
 _HEAD_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the better form first

@@ -64,6 +64,7 @@ class ModelConfig:
     residual_scale: float = 1.0  # MiniCPM scale_depth / sqrt(num_layers)
     logit_scale: float = 1.0  # MiniCPM dim_model_base / hidden_size: multiplies the normalised hidden state
     stored: StoredWidth | None = None  # of weights that come quantised
+    rotation: str | None = None  # the entry that says that hidden states are rotated, and where it stands
 
     @property
     def linear_shapes(self) -> dict[str, tuple[int, int]]:

@@ -155,6 +155,8 @@ def check_choices(plan: RunPlan) -> Iterator[Check]:
     if profile.device != device.partition(":")[0]:
         text = f"profile {profile.name} is made for {profile.device}, and this runs on {device}"
         yield Check("profile", WARN, text, "leave --profile out to get the one for this device")
+    if plan.rotation is not None:
+        yield Check("rotation", WARN, plan.rotation.text, plan.rotation.hint)
     if plan.bits == 8 and device.startswith("cuda"):
         text = "8-bit weights on CUDA (LLM.int8) buy room, not speed"
         other = "" if stored is None else "the unquantised repository of the model with "

@@ -39,8 +39,8 @@ class PlannedModel:
 
 
 @dataclass(frozen=True)
-class KernelsNote:
-    """What a person should know about the kernels of a run."""
+class PlanNote:
+    """What a person should know about a run before it begins."""
 
     text: str  # a sentence
     hint: str
@@ -58,8 +58,9 @@ class RunPlan:
     tree: TreeShape | None  # None: no head, or speculation switched off
     memory: MemoryPlan
     backend: Backend
-    note: KernelsNote | None = None  # where the kernels are not the best thinkable
+    note: PlanNote | None = None  # where the kernels are not the best thinkable
     asked_lm_head: int | None = None  # bits, None for the usual: a repository may store its own
+    rotation: PlanNote | None = None  # where hidden states are rotated, so that heads seldom suit them
 
     @property
     def widths(self) -> Widths:
@@ -122,7 +123,10 @@ def plan_run(
     note = _kernels_note(backend, profile if replaced else None)
     if stored is not None and backend.native:
         note = _stored_note(stored, bits)
-    return RunPlan(profile, model, hardware.device, bits, wanted, tree, memory, backend, note, lm_head_bits)
+    rotation = None if settings.wants_plain else _rotation_note(model)
+    return RunPlan(
+        profile, model, hardware.device, bits, wanted, tree, memory, backend, note, lm_head_bits, rotation
+    )
 
 
 def asked_widths(settings: RunSettings, profile: MemoryProfile) -> tuple[int | None, int | None]:
@@ -131,7 +135,7 @@ def asked_widths(settings: RunSettings, profile: MemoryProfile) -> tuple[int | N
     return head, profile.lm_head_bits if settings.lm_head_bits is None else settings.lm_head_bits
 
 
-def _kernels_note(backend: Backend, replaced: MemoryProfile | None) -> KernelsNote | None:
+def _kernels_note(backend: Backend, replaced: MemoryProfile | None) -> PlanNote | None:
     """`replaced`: the profile whose bits and tree gave way, None where none did."""
     slower = "runs on PyTorch's kernels, which are slower"
     if replaced is not None:
@@ -140,21 +144,38 @@ def _kernels_note(backend: Backend, replaced: MemoryProfile | None) -> KernelsNo
             f"{_TORCH_BITS} bits and a small tree in place of profile {replaced.name}'s {replaced.bits} bits"
         )
         hint = backend.hint or "--bits 4 keeps 4 bits, at some cost in quality"
-        return KernelsNote(f"{slower}, with {instead}: {why}", hint)
+        return PlanNote(f"{slower}, with {instead}: {why}", hint)
     if backend.reason is None:
         return None
-    return KernelsNote(f"{slower}: {backend.reason}", backend.hint or "use --kernels torch to choose them")
+    return PlanNote(f"{slower}: {backend.reason}", backend.hint or "use --kernels torch to choose them")
 
 
-def _stored_note(stored: StoredWidth, bits: int) -> KernelsNote:
+def _stored_note(stored: StoredWidth, bits: int) -> PlanNote:
     """Says what native kernels make of weights that come quantised."""
     text = f"its {stored.name} weights are converted to {bits}-bit blocks of the native kernels"
     if bits == 8:
-        return KernelsNote(
+        return PlanNote(
             f"{text}, at next to no loss", "--kernels torch keeps them as they are stored, slower"
         )
-    return KernelsNote(
+    return PlanNote(
         f"{text}, which rounds them a second time", "leave --bits out for 8 bits, at next to no loss"
+    )
+
+
+def _rotation_note(model: PlannedModel) -> PlanNote | None:
+    """Says that the hidden states are rotated, and what is made of it; None where nothing says that they are."""
+    rotation = model.config.rotation
+    if rotation is None:
+        return None
+    text = f"{model.name} has rotated hidden states ({rotation}), which a head made for the original model misreads"
+    if model.head is None:
+        return PlanNote(
+            f"{text}, so it decodes plainly",
+            "--head with a head that was made for this very checkpoint drafts; treeeagle train makes one",
+        )
+    return PlanNote(
+        f"{text}, and it drafts as asked",
+        "watch tokens/round; near 1 plain decoding is faster: leave out --head, --nodes, --depth and --branching",
     )
 
 
@@ -172,7 +193,8 @@ def _tree(settings: RunSettings, shape: TreeShape, head: HeadConfig | None) -> T
 def planned_model(settings: RunSettings, profile: MemoryProfile) -> PlannedModel:
     """Shapes of the model and head that a run would load, without downloading anything.
 
-    Files on this machine come first, then the table of known models. Raises InputError for a name that is neither.
+    Files on this machine come first, then the table of known models. Where hidden states are rotated there is no head
+    unless the person asks for one, or for a tree. Raises InputError for a name that is neither.
     """
     name = settings.model or profile.model
     local = _local_model(name)
@@ -188,7 +210,8 @@ def planned_model(settings: RunSettings, profile: MemoryProfile) -> PlannedModel
         raise _unknown_model(name)
     own_head = profile.head if settings.model is None else None
     head_name = settings.head or own_head or (known.head_name if known else None)
-    if not settings.speculate or head_name is None or head_name.lower() == "none":
+    unsuited = config.rotation is not None and not settings.asks_for_tree
+    if settings.wants_plain or head_name is None or head_name.lower() == "none" or unsuited:
         return PlannedModel(label, config, None, None, local is not None)
     there = _local_head(head_name) is not None
     return PlannedModel(label, config, head_name, _head_shapes(head_name, config), local is not None, there)

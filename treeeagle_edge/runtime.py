@@ -83,11 +83,10 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
         plan, target, head, exact=settings.exact, cache=_costs_path(plan, hardware, threads)
     )
     notes = [*hardware.notes, *slower, *engine.notes]
-    if plan.note is not None:
-        notes.append(f"{plan.note.text}; {plan.note.hint}")
+    notes += [f"{note.text}; {note.hint}" for note in (plan.note, plan.rotation) if note is not None]
     if head is not None:
         notes += head.notes
-    elif settings.speculate and (settings.head or "").lower() != "none":
+    elif not settings.wants_plain and plan.rotation is None:
         notes.append(f"no draft head for {plan.model.name} is on this machine, so it decodes plainly")
     return Runtime(
         engine=engine,

@@ -24,3 +24,14 @@ class RunSettings:
     nodes: int | None = None
     exact: bool = False
     kernels: str | None = None  # "native" or "torch"; None takes native ones where they can be had
+
+    @property
+    def asks_for_tree(self) -> bool:
+        """Whether the person named a head or the shape of a tree, rather than leaving both to the program."""
+        shape = (self.depth, self.branching, self.nodes)
+        return self.speculate and (self.head is not None or any(value is not None for value in shape))
+
+    @property
+    def wants_plain(self) -> bool:
+        """Whether the person asked for plain decoding."""
+        return not self.speculate or (self.head or "").strip().lower() == "none"
