@@ -44,14 +44,12 @@ def _load_query(
 
 
 @triton.jit
-def _read_block(
+def _read_slots(
     query: tl.tensor,  # [rows, block_d], scaled
-    slots: tl.tensor,  # [block_n] slots to read, where `there`
-    there: tl.tensor,
+    slots: tl.tensor,  # int64 slots, of which those at start .. stop - 1 are read
+    start: tl.tensor,
+    stop: tl.tensor,
     kv_head: tl.tensor,
-    highest: tl.tensor,
-    total: tl.tensor,
-    mixed: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
     key_scales: tl.tensor,
@@ -61,30 +59,43 @@ def _read_block(
     scale_stride_slot: tl.tensor,
     after: tl.constexpr,
     head_dim: tl.constexpr,
+    rows: tl.constexpr,
     block_d: tl.constexpr,
+    block_n: tl.constexpr,
     operand: tl.constexpr,
     quantized: tl.constexpr,
 ) -> tl.tensor:
-    """Every query row reads one block of slots. Where `there` is false nothing is loaded, so nothing can leak."""
+    """Every query row reads the same slots: its highest score, the sum of exponentials, and their mix [rows, block_d].
+
+    What lies beyond `stop` is not loaded, so nothing can leak.
+    """
     d = tl.arange(0, block_d)
-    offsets = (slots * stride_slot + kv_head * stride_head)[:, None] + d[None, :]
-    real = there[:, None] & (d < head_dim)[None, :]
-    k = tl.load(keys + offsets, mask=real, other=0).to(operand)
-    v = tl.load(values + offsets, mask=real, other=0)
-    scores = tl.dot(query, tl.trans(k), input_precision="ieee") * after
-    if quantized:
-        scale_offsets = slots * scale_stride_slot + kv_head
-        scores *= tl.load(key_scales + scale_offsets, mask=there, other=0.0)[None, :]
-        v = v.to(tl.float32) * tl.load(value_scales + scale_offsets, mask=there, other=0.0)[:, None]
-    scores = tl.where(there[None, :], scores, float("-inf"))
-    raised = tl.maximum(highest, tl.max(scores, 1))
-    # -inf where nothing was read yet, nor now: 0 serves in its place
-    pivot = tl.where(raised == float("-inf"), 0.0, raised)
-    weights = tl.exp2(scores - pivot[:, None])
-    shrink = tl.exp2(highest - pivot)
-    total = total * shrink + tl.sum(weights, 1)
-    mixed = tl.dot(weights.to(operand), v.to(operand), mixed * shrink[:, None], input_precision="ieee")
-    return raised, total, mixed
+    highest = tl.full([rows], float("-inf"), tl.float32)
+    total = tl.zeros([rows], tl.float32)
+    mixed = tl.zeros([rows, block_d], tl.float32)
+    for first in range(start, stop, block_n):
+        n = first + tl.arange(0, block_n)
+        there = n < stop
+        slot = tl.load(slots + n, mask=there, other=0)
+        offsets = (slot * stride_slot + kv_head * stride_head)[:, None] + d[None, :]
+        real = there[:, None] & (d < head_dim)[None, :]
+        k = tl.load(keys + offsets, mask=real, other=0).to(operand)
+        v = tl.load(values + offsets, mask=real, other=0)
+        scores = tl.dot(query, tl.trans(k), input_precision="ieee") * after
+        if quantized:
+            scale_offsets = slot * scale_stride_slot + kv_head
+            scores *= tl.load(key_scales + scale_offsets, mask=there, other=0.0)[None, :]
+            v = v.to(tl.float32) * tl.load(value_scales + scale_offsets, mask=there, other=0.0)[:, None]
+        scores = tl.where(there[None, :], scores, float("-inf"))
+        raised = tl.maximum(highest, tl.max(scores, 1))
+        # -inf where nothing was read yet, nor now: 0 serves in its place
+        pivot = tl.where(raised == float("-inf"), 0.0, raised)
+        weights = tl.exp2(scores - pivot[:, None])
+        shrink = tl.exp2(highest - pivot)
+        total = total * shrink + tl.sum(weights, 1)
+        mixed = tl.dot(weights.to(operand), v.to(operand), mixed * shrink[:, None], input_precision="ieee")
+        highest = raised
+    return highest, total, mixed
 
 
 @triton.jit
@@ -146,20 +157,12 @@ def prefix_kernel(
     offsets = (i // group).to(tl.int64) * query_stride_m + head * query_stride_h
     q = _load_query(query + offsets[:, None] + d[None, :], real, before, operand)
 
-    highest = tl.full([block_q], float("-inf"), tl.float32)
-    total = tl.zeros([block_q], tl.float32)
-    mixed = tl.zeros([block_q, block_d], tl.float32)
     start = split * split_length
-    stop = tl.minimum(start + split_length, length)
-    for first in range(start, stop, block_n):
-        n = first + tl.arange(0, block_n)
-        there = n < stop
-        slots = tl.load(prefix + n, mask=there, other=0)
-        highest, total, mixed = _read_block(
-            *(q, slots, there, kv_head, highest, total, mixed),
-            *(keys, values, key_scales, value_scales, stride_slot, stride_head, scale_stride_slot),
-            *(after, head_dim, block_d, operand, quantized),
-        )
+    highest, total, mixed = _read_slots(
+        *(q, prefix, start, tl.minimum(start + split_length, length), kv_head),
+        *(keys, values, key_scales, value_scales, stride_slot, stride_head, scale_stride_slot),
+        *(after, head_dim, block_q, block_d, block_n, operand, quantized),
+    )
 
     if on_device:  # noqa: SIM102 (a condition at compile time)
         if start >= length:  # asked here and not before, where it would cost registers all the way
@@ -219,19 +222,11 @@ def ancestors_kernel(
     offsets = node * query_stride_m + head * query_stride_h
     q = _load_query(query + offsets[:, None] + d[None, :], real, before, operand)
 
-    highest = tl.full([block_g], float("-inf"), tl.float32)
-    total = tl.zeros([block_g], tl.float32)
-    mixed = tl.zeros([block_g, block_d], tl.float32)
-    count = tl.load(counts + node)
-    for first in range(0, count, block_n):
-        a = first + tl.arange(0, block_n)
-        there = a < count
-        slots = tl.load(table + node * table_width + a, mask=there, other=0)
-        highest, total, mixed = _read_block(
-            *(q, slots, there, kv_head, highest, total, mixed),
-            *(keys, values, key_scales, value_scales, stride_slot, stride_head, scale_stride_slot),
-            *(after, head_dim, block_d, operand, quantized),
-        )
+    highest, total, mixed = _read_slots(
+        *(q, table + node * table_width, 0, tl.load(counts + node), kv_head),
+        *(keys, values, key_scales, value_scales, stride_slot, stride_head, scale_stride_slot),
+        *(after, head_dim, block_g, block_d, block_n, operand, quantized),
+    )
 
     line = node * (group * kv_heads) + head
     if on_device:  # only splits that were written
