@@ -9,7 +9,7 @@ from pathlib import Path
 
 from treeeagle_edge.errors import InputError, reason_of
 from treeeagle_edge.fetch import DEMO_MODEL, fetch_demo_model
-from treeeagle_edge.hub import cached_repository, fetch_repository, is_repository, repository_of
+from treeeagle_edge.hub.fetch import cached_repository, fetch_repository, is_repository, repository_of
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
 
 Progress = Callable[[str], None]

@@ -9,14 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from treeeagle_edge import hub_download, hub_repository
 from treeeagle_edge.errors import CannotRunError, InputError, UsageError
 from treeeagle_edge.fetch import DEMO_MODEL, fetch_demo_model, is_cached, verify_demo_model
 from treeeagle_edge.hardware import detect
-from treeeagle_edge.hub import cached_repository, is_repository
-from treeeagle_edge.hub_cache import CacheFolder, require_space
-from treeeagle_edge.hub_errors import explained
-from treeeagle_edge.hub_repository import Repository
+from treeeagle_edge.hub import download as hub_download
+from treeeagle_edge.hub import repository as hub_repository
+from treeeagle_edge.hub.cache import CacheFolder, require_space
+from treeeagle_edge.hub.errors import explained
+from treeeagle_edge.hub.fetch import cached_repository, is_repository
+from treeeagle_edge.hub.repository import Repository
 from treeeagle_edge.json_file import read_json
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
 from treeeagle_edge.model_config import ModelConfig

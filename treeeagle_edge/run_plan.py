@@ -11,7 +11,7 @@ from treeeagle_edge.errors import InputError
 from treeeagle_edge.fetch import DEMO_MODEL
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.head_config import HeadConfig
-from treeeagle_edge.hub import cached_repository, is_repository
+from treeeagle_edge.hub.fetch import cached_repository, is_repository
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
 from treeeagle_edge.model_config import ModelConfig, StoredWidth
 from treeeagle_edge.models import BUNDLED_HEADS, model_label, resolve_head, resolve_model

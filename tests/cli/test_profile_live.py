@@ -21,7 +21,7 @@ def test_everything_runs_on_this_machine(capsys, monkeypatch, kernels):
     """The live checks, shortened: both layers near fp32, backends agree, bandwidth measured and used."""
     if kernels == "native" and loader.problem() is not None:
         pytest.skip("native kernels need a C++ compiler")
-    from treeeagle_edge import profile_live
+    from treeeagle_edge.profiling import live as profile_live
 
     monkeypatch.setattr(profile_live, "_BANDWIDTH_BYTES", 8 * 2**20)
     monkeypatch.setattr(profile_live, "_BANDWIDTH_SECONDS", 0.01)
@@ -43,7 +43,7 @@ def test_everything_runs_on_this_machine(capsys, monkeypatch, kernels):
 
 @pytest.mark.parametrize(("copy", "read"), [(50.0, 40.0), (40.0, 50.0)])
 def test_the_faster_of_copying_and_reading_is_the_bandwidth(machine, capsys, monkeypatch, copy, read):
-    from treeeagle_edge import profile_live
+    from treeeagle_edge.profiling import live as profile_live
 
     machine(BARE)
     monkeypatch.setattr(profile_live, "check_layers", lambda *_, **__: iter(()))
@@ -56,7 +56,7 @@ def test_the_faster_of_copying_and_reading_is_the_bandwidth(machine, capsys, mon
 
 
 def test_a_layer_that_does_not_run_fails_its_own_width_only(machine, capsys, monkeypatch):
-    from treeeagle_edge import profile_live
+    from treeeagle_edge.profiling import live as profile_live
 
     def broken(weight, bias, *, bits, device, dtype):
         if bits == 4:
@@ -81,8 +81,8 @@ def test_a_layer_that_does_not_run_fails_its_own_width_only(machine, capsys, mon
 def test_a_wrong_kernel_is_caught(monkeypatch):
     import torch
 
-    from treeeagle_edge import profile_live
     from treeeagle_edge.kernels import dispatch
+    from treeeagle_edge.profiling import live as profile_live
 
     def wrong(query, keys, values, view):
         return torch.zeros_like(query)
@@ -98,7 +98,8 @@ def test_a_wrong_kernel_is_caught(monkeypatch):
 def test_wrong_native_kernels_are_caught(monkeypatch):
     import torch
 
-    from treeeagle_edge import profile_live, profile_native
+    from treeeagle_edge.profiling import live as profile_live
+    from treeeagle_edge.profiling import native as profile_native
 
     monkeypatch.setattr(profile_native, "native_attention", lambda query, *rest: query * 0)
     monkeypatch.setattr(profile_native, "native_layer", lambda weight, x, bits: x @ weight.T * (bits / 8))

@@ -10,7 +10,7 @@ from hub_model import CONFIG
 from hub_stand_in import CHUNK, TOKEN
 from pull_cases import GB, MODEL, WEIGHTS, pull_hub, run, snapshot
 
-from treeeagle_edge import hub_cache
+from treeeagle_edge.hub import cache as hub_cache
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from torch import Tensor
 from treeeagle_edge.checkpoint import read_config
 from treeeagle_edge.cli.app import main
 from treeeagle_edge.hardware import detect
-from treeeagle_edge.profile_checks import check_choices
+from treeeagle_edge.profiling.checks import check_choices
 from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run, planned_model
 from treeeagle_edge.settings import RunSettings
 

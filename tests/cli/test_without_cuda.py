@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from treeeagle_edge import profile_checks
 from treeeagle_edge.acceptance import Acceptance
 from treeeagle_edge.cli.app import main
 from treeeagle_edge.costs import CostModel, CostTable
@@ -28,6 +27,7 @@ from treeeagle_edge.hardware_nvidia import Gpu
 from treeeagle_edge.kernels import dispatch
 from treeeagle_edge.kernels.triton import fallback
 from treeeagle_edge.linear import make_linear
+from treeeagle_edge.profiling import checks as profile_checks
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.target import load_target
 

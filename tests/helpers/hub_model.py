@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from hub_stand_in import CHUNK, Hub, running_hub, use_hub
 
-from treeeagle_edge.hub import fetch_repository
-from treeeagle_edge.hub_cache import CacheFolder
-from treeeagle_edge.hub_repository import look_up
+from treeeagle_edge.hub.cache import CacheFolder
+from treeeagle_edge.hub.fetch import fetch_repository
+from treeeagle_edge.hub.repository import look_up
 
 NAME = "org/name"
 CONFIG = {

@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from treeeagle_edge import profile_checks, profile_report
 from treeeagle_edge.cli.app import main
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.hardware_cpu import Cpu, Ram
 from treeeagle_edge.hardware_nvidia import Gpu
 from treeeagle_edge.kernels.native import loader
+from treeeagle_edge.profiling import checks as profile_checks
+from treeeagle_edge.profiling import report as profile_report
 
 GB = 10**9
 CPU = Cpu("Ryzen 7 5800X", 8, 16, ("avx2", "fma"))

@@ -13,7 +13,7 @@ from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.kernels import dispatch, trial, trial_cases
 from treeeagle_edge.kernels.trial_cases import ModelShape
 from treeeagle_edge.kernels.triton import availability
-from treeeagle_edge.profile_live import check_kernels
+from treeeagle_edge.profiling.live import check_kernels
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:1")
 SHAPES = [
@@ -29,7 +29,9 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.device]]:
     """A card in words: inputs lie on the CPU, and Triton's kernels are the reference's. Gives the cards chosen."""
     chosen: list[torch.device] = []
     monkeypatch.setattr(trial, "cases", lambda device, shape: trial_cases.cases(CPU, shape))
-    monkeypatch.setattr("treeeagle_edge.profile_live.small_tree", lambda device: trial_cases.small_tree(CPU))
+    monkeypatch.setattr(
+        "treeeagle_edge.profiling.live.small_tree", lambda device: trial_cases.small_tree(CPU)
+    )
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(availability, "problem", lambda: None)
     for kernels in KERNELS.values():

@@ -10,7 +10,7 @@ import pytest
 
 from treeeagle_edge.config_reader import read_config
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.hub_repository import RemoteFile, Repository, files_of
+from treeeagle_edge.hub.repository import RemoteFile, Repository, files_of
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -12,12 +12,13 @@ import pytest
 from hub_model import DEAD, NAME, WEIGHTS, fetched, hub_with_model, place, ranges
 from hub_stand_in import CHUNK
 
-from treeeagle_edge import hub_cache, hub_download
 from treeeagle_edge.errors import CannotRunError, InputError
-from treeeagle_edge.hub import cached_repository
-from treeeagle_edge.hub_cache import missing_bytes
-from treeeagle_edge.hub_download import download
-from treeeagle_edge.hub_repository import files_of, look_up
+from treeeagle_edge.hub import cache as hub_cache
+from treeeagle_edge.hub import download as hub_download
+from treeeagle_edge.hub.cache import missing_bytes
+from treeeagle_edge.hub.download import download
+from treeeagle_edge.hub.fetch import cached_repository
+from treeeagle_edge.hub.repository import files_of, look_up
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hub_model import NAME, fetched, hub_with_model, place
 
-from treeeagle_edge import hub_progress
-from treeeagle_edge.hub_download import download
-from treeeagle_edge.hub_repository import files_of, look_up
+from treeeagle_edge.hub import progress as hub_progress
+from treeeagle_edge.hub.download import download
+from treeeagle_edge.hub.repository import files_of, look_up
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ import pytest
 from hub_model import CONFIG, NAME, WEIGHTS, fetched, hub_with_model
 from hub_stand_in import TOKEN, checksum
 
-from treeeagle_edge import hub_download, hub_repository
 from treeeagle_edge.errors import CannotRunError, InputError
-from treeeagle_edge.hub import fetch_repository
-from treeeagle_edge.hub_repository import RemoteFile, Repository, files_of, kind_of, look_up
+from treeeagle_edge.hub import download as hub_download
+from treeeagle_edge.hub import repository as hub_repository
+from treeeagle_edge.hub.fetch import fetch_repository
+from treeeagle_edge.hub.repository import RemoteFile, Repository, files_of, kind_of, look_up
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from treeeagle_edge.config_reader import read_config
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.models import bundled_heads, is_repository
-from treeeagle_edge.profile_table import MODELS
+from treeeagle_edge.profiling.table import MODELS
 
 
 def shapes(config: ModelConfig) -> ModelConfig:

@@ -19,10 +19,11 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from treeeagle_edge import hub_repository, models
+from treeeagle_edge import models
 from treeeagle_edge.errors import CannotRunError, InputError
 from treeeagle_edge.fetch import DEMO_MODEL
-from treeeagle_edge.hub import cached_repository, fetch_repository, is_repository, repository_of
+from treeeagle_edge.hub import repository as hub_repository
+from treeeagle_edge.hub.fetch import cached_repository, fetch_repository, is_repository, repository_of
 from treeeagle_edge.models import BUNDLED_HEADS, model_label, resolve_head, resolve_model
 
 

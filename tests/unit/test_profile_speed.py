@@ -10,7 +10,7 @@ from treeeagle_edge.hardware import Hardware, imagine_gpu
 from treeeagle_edge.hardware_cpu import Cpu, Ram
 from treeeagle_edge.hardware_nvidia import Gpu
 from treeeagle_edge.profile_config import choose_profile
-from treeeagle_edge.profile_speed import TYPICAL_CARDS, Speed, check_speeds, expected_speeds
+from treeeagle_edge.profiling.speed import TYPICAL_CARDS, Speed, check_speeds, expected_speeds
 from treeeagle_edge.run_plan import plan_run, planned_model
 from treeeagle_edge.settings import RunSettings
 

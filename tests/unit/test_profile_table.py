@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from treeeagle_edge import profile_table
 from treeeagle_edge.cli.app import main
 from treeeagle_edge.known_models import KNOWN_MODELS
 from treeeagle_edge.plan import GB
 from treeeagle_edge.profile_config import load_profile
-from treeeagle_edge.profile_table import CARDS, CONTEXTS, MODELS, NONE, WIDTHS, plan_page, planned
+from treeeagle_edge.profiling import table as profile_table
+from treeeagle_edge.profiling.table import CARDS, CONTEXTS, MODELS, NONE, WIDTHS, plan_page, planned
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 

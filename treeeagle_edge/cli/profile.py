@@ -61,7 +61,7 @@ def profile_command(
                 "--table plans for models and cards of its own",
                 "leave the other options out, or leave out --table",
             )
-        from treeeagle_edge.profile_table import plan_page
+        from treeeagle_edge.profiling.table import plan_page
 
         print(plan_page(), end="")
         return
@@ -76,8 +76,8 @@ def profile_command(
         context=context,
         kernels=kernels,
     )
-    from treeeagle_edge.profile_output import report_json, report_lines
-    from treeeagle_edge.profile_report import build_report
+    from treeeagle_edge.profiling.output import report_json, report_lines
+    from treeeagle_edge.profiling.report import build_report
 
     with progress_line() as progress:
         report = build_report(settings, gpu_memory=gpu_memory, fast=fast, progress=progress)

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from treeeagle_edge.plan import GB, PlanLine, format_gb
-from treeeagle_edge.profile_report import ProfileReport
-from treeeagle_edge.profile_speed import Speed
+from treeeagle_edge.profiling.report import ProfileReport
+from treeeagle_edge.profiling.speed import Speed
 from treeeagle_edge.run_plan import RunPlan
 
 SCHEMA = 1

@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from treeeagle_edge import hub_download, hub_repository
-from treeeagle_edge.hub_errors import explained
+from treeeagle_edge.hub import download as hub_download
+from treeeagle_edge.hub import repository as hub_repository
+from treeeagle_edge.hub.errors import explained
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _CACHE_FOLDER = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)")

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from treeeagle_edge import profile_checks as checks
 from treeeagle_edge.backend import choose_backend
 from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.fetch import DEMO_MODEL
 from treeeagle_edge.hardware import Hardware, detect, imagine_gpu
 from treeeagle_edge.known_models import find_known
 from treeeagle_edge.plan import format_gb
-from treeeagle_edge.profile_checks import FAIL, OK, WARN, Check, download_bytes
 from treeeagle_edge.profile_config import choose_profile
-from treeeagle_edge.profile_speed import Speed, check_speeds, expected_speeds
+from treeeagle_edge.profiling import checks
+from treeeagle_edge.profiling.checks import FAIL, OK, WARN, Check, download_bytes
+from treeeagle_edge.profiling.speed import Speed, check_speeds, expected_speeds
 from treeeagle_edge.run_alternatives import alternatives
 from treeeagle_edge.run_plan import PlannedModel, RunPlan, pick_profile, plan_run, planned_model
 from treeeagle_edge.settings import RunSettings
@@ -137,7 +137,7 @@ def _live(
     try:
         import torch
 
-        from treeeagle_edge import profile_live as live
+        from treeeagle_edge.profiling import live
     except ImportError as error:
         hint = "run ./install.sh again"
         return (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.hub_repository import RemoteFile, Repository
+from treeeagle_edge.hub.repository import RemoteFile, Repository
 from treeeagle_edge.plan import format_size
 
 

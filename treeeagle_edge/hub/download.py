@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from treeeagle_edge.errors import CannotRunError, InputError
-from treeeagle_edge.hub_cache import CacheFolder, require_space
-from treeeagle_edge.hub_progress import CountedFile, Meter, Progress
-from treeeagle_edge.hub_repository import RemoteFile, Repository
+from treeeagle_edge.hub.cache import CacheFolder, require_space
+from treeeagle_edge.hub.progress import CountedFile, Meter, Progress
+from treeeagle_edge.hub.repository import RemoteFile, Repository
 from treeeagle_edge.json_file import read_json
 
 _CLIENT_BARS = "huggingface_hub.http_get"

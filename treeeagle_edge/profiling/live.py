@@ -15,7 +15,7 @@ from treeeagle_edge.kernels.dispatch import attention, available_backends, use_b
 from treeeagle_edge.kernels.trial_cases import SmallTree, small_tree
 from treeeagle_edge.kernels.triton import availability
 from treeeagle_edge.linear import Linear, make_linear
-from treeeagle_edge.profile_checks import FAIL, OK, WARN, Check
+from treeeagle_edge.profiling.checks import FAIL, OK, WARN, Check
 from treeeagle_edge.run_plan import RunPlan
 
 # Largest relative error a healthy layer of normal weights shows: 4 bits are near 0.09, 8 bits near 0.007.
@@ -78,7 +78,7 @@ def _torch_layer(weight: Tensor, x: Tensor, bits: int, device: torch.device) -> 
 
 
 def _native_layer(weight: Tensor, x: Tensor, bits: int) -> Tensor:
-    from treeeagle_edge.profile_native import native_layer
+    from treeeagle_edge.profiling.native import native_layer
 
     return native_layer(weight, x, bits)
 
@@ -115,7 +115,7 @@ def check_kernels(device: torch.device, *, native: bool = False) -> Iterator[Che
 
 
 def _native_error(tree: SmallTree) -> float:
-    from treeeagle_edge.profile_native import native_attention
+    from treeeagle_edge.profiling.native import native_attention
 
     with use_backend("reference"):
         expected = attention(tree.query, tree.keys, tree.values, tree.view)
@@ -150,7 +150,7 @@ def measure_verify_cost(plan: RunPlan, device: torch.device) -> float | None:
 
 def _native_calls(plan: RunPlan, rows: int) -> tuple[Callable[[], object], Callable[[], object]]:
     """A pass over one row and one over `rows`."""
-    from treeeagle_edge.profile_native import TimedModel
+    from treeeagle_edge.profiling.native import TimedModel
 
     config = plan.model.config
     model = TimedModel(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.plan import GB, format_gb
-from treeeagle_edge.profile_checks import WARN, Check
+from treeeagle_edge.profiling.checks import WARN, Check
 from treeeagle_edge.run_plan import RunPlan
 from treeeagle_edge.speed_estimate import SpeedEstimate, estimate_speed
 

@@ -72,7 +72,7 @@ class Repository:
 
 
 def look_up(name: str) -> Repository:
-    """Ask the hub what `name` (org/name) holds. Raises the errors of the hub's client: see `hub_errors.explained`."""
+    """Ask the hub what `name` (org/name) holds. Raises the errors of the hub's client: see `errors.explained`."""
     from huggingface_hub import HfApi, constants
 
     info = HfApi().model_info(name, files_metadata=True, timeout=float(constants.HF_HUB_DOWNLOAD_TIMEOUT))
