@@ -77,7 +77,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         ),
         *("models", "fetch", "hub", "hub.*", "pull"),
     ),
-    "runtime": ("runtime",),
+    "runtime": ("planned_models", "runtime"),
     "tools": (
         "bench",
         "bench.*",

@@ -16,7 +16,6 @@ from treeeagle_edge.errors import InputError
 from treeeagle_edge.head_checkpoint import open_head
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.models import resolve_head
-from treeeagle_edge.runtime import TargetSource, find_target
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.tokenizer import Tokenizer
 from treeeagle_edge.training.corpus import Corpus, draft_vocabulary, open_corpus
@@ -29,6 +28,7 @@ from treeeagle_edge.training.overlap import Excluded
 from treeeagle_edge.training.pieces import chat_pieces
 from treeeagle_edge.training.plot import can_plot, draw_training
 from treeeagle_edge.training.processes import Group, Place
+from treeeagle_edge.training.source import TargetSource, find_target
 from treeeagle_edge.training.starters import load_starters
 from treeeagle_edge.training.trainer import Record, Trainer, TrainSettings
 from treeeagle_edge.training.writing import Scripts, need_disk, scripts_by_target, shards_for, write_dialogues
