@@ -14,8 +14,8 @@ import torch
 from triton_cases import interpreter_problem
 
 from treeeagle_edge.cli.app import main
-from treeeagle_edge.gpu_check import PLAN
-from treeeagle_edge.gpu_check_sizes import SIZES
+from treeeagle_edge.gpu_check.run import PLAN
+from treeeagle_edge.gpu_check.sizes import SIZES
 
 RUN = [sys.executable, "-P", "-m", "treeeagle_edge.cli.app", "gpu-check", "--size", "test", "--minutes", "30"]
 NOT_HERE = "not on this device"

@@ -137,9 +137,9 @@ def test_every_command_refuses_a_card_that_is_not_there(
 def test_every_way_into_cuda_refuses_with_a_reason(tiny_checkpoint: Path) -> None:
     """Below the commands: weights, targets, attention, and the rule of a library that is not asked without CUDA."""
     from treeeagle_edge.checkpoint import open_checkpoint
-    from treeeagle_edge.gpu_check_models import RandomModel
-    from treeeagle_edge.gpu_check_sizes import SIZES
-    from treeeagle_edge.gpu_check_timing import as_graph
+    from treeeagle_edge.gpu_check.models import RandomModel
+    from treeeagle_edge.gpu_check.sizes import SIZES
+    from treeeagle_edge.gpu_check.timing import as_graph
 
     checkpoint, tiny = open_checkpoint(tiny_checkpoint), SIZES["test"].main.config
     refused = (

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from treeeagle_edge import gpu_check, gpu_check_process
 from treeeagle_edge.errors import CannotRunError, InputError, UsageError
-from treeeagle_edge.gpu_check import PLAN, CheckOptions, has_failed, run_check
-from treeeagle_edge.gpu_check_probe import ContextLostError, Finding, Probe
-from treeeagle_edge.gpu_check_process import Ended, Order, run_worker
-from treeeagle_edge.gpu_check_report import render
-from treeeagle_edge.gpu_check_sizes import SIZES
-from treeeagle_edge.gpu_check_worker import SECTIONS, run_section
+from treeeagle_edge.gpu_check import process as gpu_check_process
+from treeeagle_edge.gpu_check import run as gpu_check
+from treeeagle_edge.gpu_check.probe import ContextLostError, Finding, Probe
+from treeeagle_edge.gpu_check.process import Ended, Order, run_worker
+from treeeagle_edge.gpu_check.report import render
+from treeeagle_edge.gpu_check.run import PLAN, CheckOptions, has_failed, run_check
+from treeeagle_edge.gpu_check.sizes import SIZES
+from treeeagle_edge.gpu_check.worker import SECTIONS, run_section
 
 CARD = "Some Card (sm_86)"
 ENVIRONMENT: dict[str, Any] = {
@@ -183,7 +184,7 @@ def test_a_worker_process_is_heard_to_its_end(program: Any) -> None:
     first, ended = program(
         """
         import json, sys
-        from treeeagle_edge.gpu_check_process import Order
+        from treeeagle_edge.gpu_check.process import Order
         order = Order.read(sys.argv[1])
         print(json.dumps({"sections": order.sections, "triton": order.triton}), flush=True)
         print("broken", file=sys.stderr)

@@ -12,21 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from treeeagle_edge import (
-    gpu_check_kernels,
-    gpu_check_memory,
-    gpu_check_parity,
-    gpu_check_served,
-    gpu_check_timing,
-)
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.gpu_check_answers import answer, engine_of, prompt_of, script_of, tokens_per_round
-from treeeagle_edge.gpu_check_cases import Case
-from treeeagle_edge.gpu_check_models import FREE, LED, RandomModel, ScriptedHead, random_head
-from treeeagle_edge.gpu_check_probe import Finding, Probe
-from treeeagle_edge.gpu_check_sizes import SIZES
-from treeeagle_edge.gpu_check_speed import by_arithmetic
-from treeeagle_edge.gpu_check_timing import GRAPH, Arm, as_graph, fastest_arm, interleaved
+from treeeagle_edge.gpu_check import kernels as gpu_check_kernels
+from treeeagle_edge.gpu_check import memory as gpu_check_memory
+from treeeagle_edge.gpu_check import parity as gpu_check_parity
+from treeeagle_edge.gpu_check import served as gpu_check_served
+from treeeagle_edge.gpu_check import timing as gpu_check_timing
+from treeeagle_edge.gpu_check.answers import answer, engine_of, prompt_of, script_of, tokens_per_round
+from treeeagle_edge.gpu_check.cases import Case
+from treeeagle_edge.gpu_check.models import FREE, LED, RandomModel, ScriptedHead, random_head
+from treeeagle_edge.gpu_check.probe import Finding, Probe
+from treeeagle_edge.gpu_check.sizes import SIZES
+from treeeagle_edge.gpu_check.speed import by_arithmetic
+from treeeagle_edge.gpu_check.timing import GRAPH, Arm, as_graph, fastest_arm, interleaved
 from treeeagle_edge.head import Head
 from treeeagle_edge.known_models import KNOWN_MODELS
 from treeeagle_edge.target import Target

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from treeeagle_edge import gpu_check_rounds as subject
-from treeeagle_edge.gpu_check_probe import Finding, Probe
-from treeeagle_edge.gpu_check_sizes import SIZES
-from treeeagle_edge.gpu_check_timing import EAGER, GRAPH
+from treeeagle_edge.gpu_check import rounds as subject
+from treeeagle_edge.gpu_check.probe import Finding, Probe
+from treeeagle_edge.gpu_check.sizes import SIZES
+from treeeagle_edge.gpu_check.timing import EAGER, GRAPH
 
 CPU = torch.device("cpu")
 TEST = replace(SIZES["test"], bits=32)  # nothing here is about a width

@@ -81,7 +81,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "tools": (
         "bench",
         "bench.*",
-        "gpu_check*",
+        "gpu_check",
+        "gpu_check.*",
         "head_report",
         "head_report.*",
         "profiling",

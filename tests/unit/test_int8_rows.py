@@ -10,9 +10,9 @@ from torch import Tensor
 
 from treeeagle_edge import linear as linears
 from treeeagle_edge.checkpoint_bnb import StoredInt8
-from treeeagle_edge.gpu_check_models import FREE, RandomCheckpoint, RandomModel
-from treeeagle_edge.gpu_check_passes import FixedPass, filled_store
-from treeeagle_edge.gpu_check_sizes import SIZES
+from treeeagle_edge.gpu_check.models import FREE, RandomCheckpoint, RandomModel
+from treeeagle_edge.gpu_check.passes import FixedPass, filled_store
+from treeeagle_edge.gpu_check.sizes import SIZES
 from treeeagle_edge.int8_rows import int8_product, quantise_rows, split_rows
 from treeeagle_edge.linear import CudaInt8Linear, Linear, bitsandbytes_module
 from treeeagle_edge.target_stored import StoredInt8CudaLinear

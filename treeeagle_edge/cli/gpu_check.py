@@ -54,8 +54,8 @@ def gpu_check_command(
         )
     if size not in _SIZES:
         raise UsageError(f"--size {size!r} is not a size of the GPU check", f"use {' or '.join(_SIZES)}")
-    from treeeagle_edge.gpu_check import CheckOptions, has_failed, run_check
-    from treeeagle_edge.gpu_check_report import render
+    from treeeagle_edge.gpu_check.report import render
+    from treeeagle_edge.gpu_check.run import CheckOptions, has_failed, run_check
     from treeeagle_edge.hardware import detect
 
     wanted = tuple(name.strip() for name in sections.split(",")) if sections is not None else ()

@@ -18,20 +18,20 @@ import torch
 
 from treeeagle_edge import __version__
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.gpu_check_attention import check_attention
-from treeeagle_edge.gpu_check_kernels import check_kernels
-from treeeagle_edge.gpu_check_linears import check_bandwidth, check_linears, check_second_linears
-from treeeagle_edge.gpu_check_memory import check_load, check_memory
-from treeeagle_edge.gpu_check_parity import check_parity
-from treeeagle_edge.gpu_check_passes import check_graphs, check_passes, check_second_passes
-from treeeagle_edge.gpu_check_probe import ContextLostError, Finding, Probe
-from treeeagle_edge.gpu_check_process import FAILED, LOST, NOT_HERE, OK, Order
-from treeeagle_edge.gpu_check_products import check_products, check_second_products
-from treeeagle_edge.gpu_check_rounds import check_rounds
-from treeeagle_edge.gpu_check_served import check_served
-from treeeagle_edge.gpu_check_sizes import SIZES
-from treeeagle_edge.gpu_check_speed import check_speed
-from treeeagle_edge.gpu_check_timing import said
+from treeeagle_edge.gpu_check.attention import check_attention
+from treeeagle_edge.gpu_check.kernels import check_kernels
+from treeeagle_edge.gpu_check.linears import check_bandwidth, check_linears, check_second_linears
+from treeeagle_edge.gpu_check.memory import check_load, check_memory
+from treeeagle_edge.gpu_check.parity import check_parity
+from treeeagle_edge.gpu_check.passes import check_graphs, check_passes, check_second_passes
+from treeeagle_edge.gpu_check.probe import ContextLostError, Finding, Probe
+from treeeagle_edge.gpu_check.process import FAILED, LOST, NOT_HERE, OK, Order
+from treeeagle_edge.gpu_check.products import check_products, check_second_products
+from treeeagle_edge.gpu_check.rounds import check_rounds
+from treeeagle_edge.gpu_check.served import check_served
+from treeeagle_edge.gpu_check.sizes import SIZES
+from treeeagle_edge.gpu_check.speed import check_speed
+from treeeagle_edge.gpu_check.timing import said
 from treeeagle_edge.hardware import detect
 
 SECTIONS: Mapping[str, Callable[[Probe, Finding], None]] = MappingProxyType(

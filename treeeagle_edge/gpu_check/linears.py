@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from treeeagle_edge.gpu_check_models import draw
-from treeeagle_edge.gpu_check_probe import Finding, Probe, Row
-from treeeagle_edge.gpu_check_process import OK
-from treeeagle_edge.gpu_check_products import matrices
-from treeeagle_edge.gpu_check_sizes import Model
-from treeeagle_edge.gpu_check_timing import Arm, Timing, fastest_arm, interleaved, repeated, walk
+from treeeagle_edge.gpu_check.models import draw
+from treeeagle_edge.gpu_check.probe import Finding, Probe, Row
+from treeeagle_edge.gpu_check.process import OK
+from treeeagle_edge.gpu_check.products import matrices
+from treeeagle_edge.gpu_check.sizes import Model
+from treeeagle_edge.gpu_check.timing import Arm, Timing, fastest_arm, interleaved, repeated, walk
 from treeeagle_edge.int8_rows import int8_product, quantise_rows
 from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE
 from treeeagle_edge.linear import bitsandbytes_module

@@ -8,11 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from treeeagle_edge.gpu_check_cases import random_tree
-from treeeagle_edge.gpu_check_linears import BANDWIDTH
-from treeeagle_edge.gpu_check_models import draw
-from treeeagle_edge.gpu_check_probe import Finding, Probe, Row
-from treeeagle_edge.gpu_check_timing import Arm, fastest_arm, interleaved, repeated
+from treeeagle_edge.gpu_check.cases import random_tree
+from treeeagle_edge.gpu_check.linears import BANDWIDTH
+from treeeagle_edge.gpu_check.models import draw
+from treeeagle_edge.gpu_check.probe import Finding, Probe, Row
+from treeeagle_edge.gpu_check.timing import Arm, fastest_arm, interleaved, repeated
 from treeeagle_edge.kernels.dispatch import attention, use_backend
 from treeeagle_edge.kernels.view import AttentionView
 

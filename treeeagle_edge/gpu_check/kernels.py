@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from treeeagle_edge.gpu_check_cases import Case, cases
-from treeeagle_edge.gpu_check_probe import Finding, Probe
-from treeeagle_edge.gpu_check_process import NOT_HERE, OK
+from treeeagle_edge.gpu_check.cases import Case, cases
+from treeeagle_edge.gpu_check.probe import Finding, Probe
+from treeeagle_edge.gpu_check.process import NOT_HERE, OK
 
 # Largest difference by the largest value: sums in another order, and weights rounded to 16 bits before their product.
 _LIMIT = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.int8: 3e-2}

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from treeeagle_edge.errors import InputError, UsageError, reason_of
-from treeeagle_edge.gpu_check_process import FAILED, LOST, SKIPPED, Ended, Order, run_worker
-from treeeagle_edge.gpu_check_report import render
+from treeeagle_edge.gpu_check.process import FAILED, LOST, SKIPPED, Ended, Order, run_worker
+from treeeagle_edge.gpu_check.report import render
 
 SCHEMA = "treeeagle-gpu-check/1"
 _NO_TIME = "the time was over before it began"

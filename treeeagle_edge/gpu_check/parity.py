@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from treeeagle_edge.gpu_check_answers import answer, engine_of, prompt_of, script_of, tokens_per_round
-from treeeagle_edge.gpu_check_models import FREE, RandomModel, ScriptedHead, random_head
-from treeeagle_edge.gpu_check_probe import Finding, Probe
-from treeeagle_edge.gpu_check_process import OK
+from treeeagle_edge.gpu_check.answers import answer, engine_of, prompt_of, script_of, tokens_per_round
+from treeeagle_edge.gpu_check.models import FREE, RandomModel, ScriptedHead, random_head
+from treeeagle_edge.gpu_check.probe import Finding, Probe
+from treeeagle_edge.gpu_check.process import OK
 from treeeagle_edge.head import Head
 from treeeagle_edge.kernels.dispatch import use_backend
 from treeeagle_edge.known_models import usual_head

@@ -12,11 +12,11 @@ from statistics import median
 
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.gpu_check_answers import engine_of, prompt_of, script_of, tokens_per_round
-from treeeagle_edge.gpu_check_memory import allocator
-from treeeagle_edge.gpu_check_models import FREE, LED, ScriptedHead
-from treeeagle_edge.gpu_check_probe import Finding, Probe, Row
-from treeeagle_edge.gpu_check_timing import EAGER, GRAPH, wait
+from treeeagle_edge.gpu_check.answers import engine_of, prompt_of, script_of, tokens_per_round
+from treeeagle_edge.gpu_check.memory import allocator
+from treeeagle_edge.gpu_check.models import FREE, LED, ScriptedHead
+from treeeagle_edge.gpu_check.probe import Finding, Probe, Row
+from treeeagle_edge.gpu_check.timing import EAGER, GRAPH, wait
 from treeeagle_edge.kernels.dispatch import use_backend
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.target import Target

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from treeeagle_edge.engine import Engine
-from treeeagle_edge.gpu_check_sizes import Sizes
+from treeeagle_edge.gpu_check.sizes import Sizes
 from treeeagle_edge.model_protocols import DraftHead
 from treeeagle_edge.rounds import Round
 from treeeagle_edge.sampling_params import SamplingParams

@@ -11,11 +11,11 @@ from functools import partial
 
 import torch
 
-from treeeagle_edge.gpu_check_models import FREE
-from treeeagle_edge.gpu_check_passes import FixedPass, filled_store, head_calls
-from treeeagle_edge.gpu_check_probe import Finding, Probe, Row
-from treeeagle_edge.gpu_check_process import NOT_HERE, OK
-from treeeagle_edge.gpu_check_timing import wait
+from treeeagle_edge.gpu_check.models import FREE
+from treeeagle_edge.gpu_check.passes import FixedPass, filled_store, head_calls
+from treeeagle_edge.gpu_check.probe import Finding, Probe, Row
+from treeeagle_edge.gpu_check.process import NOT_HERE, OK
+from treeeagle_edge.gpu_check.timing import wait
 from treeeagle_edge.kernel_shapes import head_shape, target_shape
 from treeeagle_edge.kernels import trial
 from treeeagle_edge.kernels.dispatch import TRITON, leave_out, use_backend

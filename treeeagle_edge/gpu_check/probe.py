@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.gpu_check_models import LED, RandomModel, random_head
-from treeeagle_edge.gpu_check_process import FAILED, NOT_HERE, OK
-from treeeagle_edge.gpu_check_sizes import Model, Sizes
-from treeeagle_edge.gpu_check_timing import said, wait
+from treeeagle_edge.gpu_check.models import LED, RandomModel, random_head
+from treeeagle_edge.gpu_check.process import FAILED, NOT_HERE, OK
+from treeeagle_edge.gpu_check.sizes import Model, Sizes
+from treeeagle_edge.gpu_check.timing import said, wait
 from treeeagle_edge.head import Head
 from treeeagle_edge.kernels.triton import availability
 

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 OK, FAILED, SKIPPED, NOT_HERE = "ok", "FAILED", "skipped", "not on this device"
 LOST = 9  # exit code of a worker whose device answers no more, after it reported its last section
-WORKER = "treeeagle_edge.gpu_check_worker"  # run as a program
+WORKER = "treeeagle_edge.gpu_check.worker"  # run as a program
 _TAIL = 4000  # characters of what a worker said last
 
 Event = dict[str, Any]

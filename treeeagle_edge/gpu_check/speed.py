@@ -1,7 +1,7 @@
 """Section of the GPU check: tokens per second, plain and with trees, at rates of acceptance that a script sets.
 
 Measured: the engine's own loop over a led target and a scripted head, whose passes are really made. By arithmetic: the
-graphs of `gpu_check_passes`, put together as a round; drafting on the host is not counted there.
+graphs of `passes`, put together as a round; drafting on the host is not counted there.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from functools import partial
 from statistics import median
 
 from treeeagle_edge.engine import Engine
-from treeeagle_edge.gpu_check_answers import engine_of, prompt_of, script_of, tokens_per_round
-from treeeagle_edge.gpu_check_models import LED, ScriptedHead
-from treeeagle_edge.gpu_check_probe import Finding, Probe, Row
-from treeeagle_edge.gpu_check_process import OK
-from treeeagle_edge.gpu_check_timing import GRAPH, wait
+from treeeagle_edge.gpu_check.answers import engine_of, prompt_of, script_of, tokens_per_round
+from treeeagle_edge.gpu_check.models import LED, ScriptedHead
+from treeeagle_edge.gpu_check.probe import Finding, Probe, Row
+from treeeagle_edge.gpu_check.process import OK
+from treeeagle_edge.gpu_check.timing import GRAPH, wait
 from treeeagle_edge.kernels.dispatch import use_backend
 from treeeagle_edge.sampling_params import SamplingParams
 

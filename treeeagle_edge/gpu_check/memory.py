@@ -8,10 +8,10 @@ from functools import partial
 
 import torch
 
-from treeeagle_edge.gpu_check_answers import answer, engine_of, prompt_of, script_of
-from treeeagle_edge.gpu_check_models import LED, ScriptedHead
-from treeeagle_edge.gpu_check_probe import Finding, Probe
-from treeeagle_edge.gpu_check_process import NOT_HERE, OK
+from treeeagle_edge.gpu_check.answers import answer, engine_of, prompt_of, script_of
+from treeeagle_edge.gpu_check.models import LED, ScriptedHead
+from treeeagle_edge.gpu_check.probe import Finding, Probe
+from treeeagle_edge.gpu_check.process import NOT_HERE, OK
 from treeeagle_edge.kernels.dispatch import use_backend
 
 _RIGHT = 1  # levels that the scripted head has right: rounds of two tokens

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treeeagle_edge.gpu_check_cases import random_tree
-from treeeagle_edge.gpu_check_models import FREE, RandomModel, draw
-from treeeagle_edge.gpu_check_probe import Finding, Probe, Row
-from treeeagle_edge.gpu_check_sizes import Model
-from treeeagle_edge.gpu_check_timing import EAGER, GRAPH, Arm, as_graph, interleaved, wait
+from treeeagle_edge.gpu_check.cases import random_tree
+from treeeagle_edge.gpu_check.models import FREE, RandomModel, draw
+from treeeagle_edge.gpu_check.probe import Finding, Probe, Row
+from treeeagle_edge.gpu_check.sizes import Model
+from treeeagle_edge.gpu_check.timing import EAGER, GRAPH, Arm, as_graph, interleaved, wait
 from treeeagle_edge.head import Head
 from treeeagle_edge.kernels.dispatch import use_backend
 from treeeagle_edge.kernels.view import AttentionView

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treeeagle_edge.gpu_check_models import draw
-from treeeagle_edge.gpu_check_probe import Finding, Probe, Row
-from treeeagle_edge.gpu_check_sizes import Model
-from treeeagle_edge.gpu_check_timing import said, wait
+from treeeagle_edge.gpu_check.models import draw
+from treeeagle_edge.gpu_check.probe import Finding, Probe, Row
+from treeeagle_edge.gpu_check.sizes import Model
+from treeeagle_edge.gpu_check.timing import said, wait
 from treeeagle_edge.kernels.triton.fallback import installed_rule
 from treeeagle_edge.linear import Linear
 from treeeagle_edge.model_config import ModelConfig
