@@ -137,14 +137,25 @@ int te_draft(te_head* head, const te_pass* pass, const te_kv* kv, const te_head_
 
 namespace {
 
-struct Product {
-  te_team* team;
-  Workspace* space;
-  const Weight* weight;
-  Activations activations;
+// Rows are quantised, then multiplied.
+struct Product final : Job {
+  Product(const Kernels& k, Workspace& s, const Weight& w, const float* from, float* to, int64_t m)
+      : kernels(k), space(s), weight(w), x(from), y(to), rows(m) {}
+
+  int64_t units(int64_t phase) const override { return phase == 0 ? rows : phase == 1 ? weight.tiles : -1; }
+  void work(int64_t phase, const Part& part) const override {
+    const Activations a = space.first(rows);
+    if (phase == 1)
+      return Worker(kernels, space, part).project({{&weight, nullptr, y}}, a, rows, weight.n, {});
+    for (int64_t r = part.begin; r < part.end; ++r) kernels.quantise_row(x + r * weight.k, weight.k, a, r, 0);
+  }
+
+  const Kernels& kernels;
+  Workspace& space;
+  const Weight& weight;
   const float* x;
   float* y;
-  int64_t rows;
+  const int64_t rows;
 };
 
 }  // namespace
@@ -163,16 +174,7 @@ int te_matmul(te_team* team, int32_t format, int32_t source, const void* data, i
     const std::lock_guard<std::mutex> lock(team->busy);
     LayerShape shape = checked_shape(kBlock, kBlock, kBlock, 1, 1, kBlock, 0.0f, 1.0f);
     Workspace space(shape, team->kernels, team->team.size(), rows, k);
-    Product product{team, &space, &matrix.weight, space.first(rows), x, y, rows};
-    team->team.run([](void* argument, int thread) {
-      const Product& p = *static_cast<const Product*>(argument);
-      Worker worker(p.team->kernels, p.team->team, thread, *p.space);
-      const Share mine = worker.share(p.rows);
-      for (int64_t r = mine.begin; r < mine.end; ++r)
-        worker.k.quantise_row(p.x + r * p.weight->k, p.weight->k, p.activations, r, 0);
-      worker.barrier();
-      worker.project(*p.weight, p.activations, p.rows, nullptr, p.y, p.weight->n, {});
-    }, &product);
+    team->team.run(Product(team->kernels, space, matrix.weight, x, y, rows));
   });
 }
 

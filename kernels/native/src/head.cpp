@@ -5,12 +5,29 @@
 
 namespace te {
 
-struct Head::Call {
-  Head* head;
-  const Pass* pass;
-  const KeyValueRows* kv;
-  const HeadInput* input;
-  const HeadWanted* wanted;
+namespace {
+enum Beginning : int64_t { kQuantise, kFeatures, kEnter, kLayer };  // from kLayer on: the phases of the layer
+enum Ending : int64_t { kFinalNorm, kLogits, kTop };                 // after them
+}  // namespace
+
+struct Head::Call final : Job {
+  Call(Head& h, const Pass& p, const KeyValueRows& kv, const HeadInput& i, const HeadWanted& w)
+      : head(h), pass(p), input(i), wanted(w),
+        layer{h.config.layer, h.layer, h.rope, p, kv, h.space.x.data(), h.space, {&h.lm_head.weight}} {}
+
+  int64_t units(int64_t phase) const override;
+  void work(int64_t phase, const Part& part) const override;
+
+  void enter(const Worker& worker, int64_t row) const;
+  void hand_on(int64_t row) const;
+  void normalise(const Worker& worker, int64_t i) const;
+  void rank(int64_t i) const;
+
+  Head& head;
+  const Pass& pass;
+  const HeadInput& input;
+  const HeadWanted& wanted;
+  const LayerPhases layer;
 };
 
 Head::Head(const HeadConfig& c, const Model& t)
@@ -24,81 +41,103 @@ Head::Head(const HeadConfig& c, const Model& t)
 }
 
 void Head::step(const Pass& pass, const KeyValueRows& kv, const HeadInput& input, const HeadWanted& wanted) {
-  Call call{this, &pass, &kv, &input, &wanted};
-  target.team.run([](void* argument, int thread) {
-    const Call& it = *static_cast<const Call*>(argument);
-    it.head->run(it, thread);
-  }, &call);
+  target.team.run(Call(*this, pass, kv, input, wanted));
 }
 
-// The residual stream and the layer's input, concat(norm(embedding), norm(state)), from features or from earlier states.
-void Head::enter(Worker& worker, const Call& call) {
-  const int64_t rows = call.pass->rows, width = config.layer.hidden;
-  float* x = space.x.data();
-  const Share mine = worker.share(rows);
-  if (call.input->features) {
-    const Activations raw = space.second(rows);
-    for (int64_t r = mine.begin; r < mine.end; ++r)
-      worker.k.quantise_row(call.input->features + r * config.feature_width, config.feature_width, raw, r, 0);
-    worker.barrier();
-    worker.project(fc.weight, raw, rows, nullptr, x, width, worker.beginning(layer.q.weight));
-    worker.barrier();
-  } else {
-    for (int64_t r = mine.begin; r < mine.end; ++r) {
-      const int64_t from = call.input->hidden_rows ? call.input->hidden_rows[r] : r;
-      std::memcpy(x + r * width, call.input->hidden + from * width, static_cast<size_t>(width) * sizeof(float));
+int64_t Head::Call::units(int64_t phase) const {
+  const int64_t scored = wanted.scored_count;
+  switch (phase) {
+    case kQuantise: return input.features ? pass.rows : 0;
+    case kFeatures: return input.features ? head.fc.weight.tiles : 0;
+    case kEnter: return pass.rows;
+  }
+  phase -= kLayer;
+  if (phase < LayerPhases::kCount) return layer.units(phase, head.target.team.size());
+  switch (phase - LayerPhases::kCount) {
+    case kFinalNorm: return pass.rows + scored;
+    case kLogits: return scored > 0 ? head.lm_head.weight.tiles : 0;
+    case kTop: return scored;
+    default: return -1;
+  }
+}
+
+void Head::Call::work(int64_t phase, const Part& part) const {
+  const Worker worker(head.target.kernels, head.space, part);
+  const int64_t rows = pass.rows;
+  const auto each = [&](auto&& unit) {
+    for (int64_t i = part.begin; i < part.end; ++i) unit(i);
+  };
+  switch (phase) {
+    case kQuantise: {
+      const int64_t width = head.config.feature_width;
+      return each([&](int64_t r) {
+        worker.k.quantise_row(input.features + r * width, width, head.space.second(rows), r, 0);
+      });
     }
+    case kFeatures:
+      return worker.project({{&head.fc.weight, nullptr, head.space.x.data()}}, head.space.second(rows), rows,
+                            head.config.layer.hidden, worker.beginning(head.layer.qkv()));
+    case kEnter: return each([&](int64_t r) { enter(worker, r); });
   }
-  const Activations a = space.first(rows);
-  const Matrix& table = embedding.present() ? embedding : target.embedding;
-  for (int64_t r = mine.begin; r < mine.end; ++r) {
-    float* memory = worker.row_memory();
-    unpack_row(table.weight, call.pass->ids[r], memory);
-    worker.k.rms_norm(memory, layer.attention_norm.data(), config.layer.eps, width, memory);
-    worker.k.quantise_row(memory, width, a, r, 0);
-    worker.k.rms_norm(x + r * width, hidden_norm.data(), config.layer.eps, width, memory);
-    worker.k.quantise_row(memory, width, a, r, width / kBlock);
-    if (config.norm_before_residual) std::memcpy(x + r * width, memory, static_cast<size_t>(width) * sizeof(float));
+  phase -= kLayer;
+  if (phase < LayerPhases::kCount) return layer.work(phase, worker.k, part);
+  switch (phase - LayerPhases::kCount) {
+    case kFinalNorm: return each([&](int64_t i) { i < rows ? hand_on(i) : normalise(worker, i - rows); });
+    case kLogits:
+      return worker.project({{&head.lm_head.weight, nullptr, head.logits_.data()}},
+                            head.space.first(wanted.scored_count), wanted.scored_count, head.config.vocabulary, {});
+    default: return each([&](int64_t i) { rank(i); });
   }
-  worker.barrier();
 }
 
-void Head::run(const Call& call, int thread) {
-  Worker worker(target.kernels, target.team, thread, space);
-  enter(worker, call);
-  worker.layer_body(config.layer, layer, rope, *call.pass, *call.kv, space.x.data(), worker.beginning(lm_head.weight));
-  const int64_t rows = call.pass->rows, width = config.layer.hidden;
-  const Share mine = worker.share(rows);
-  if (call.wanted->hidden)
-    for (int64_t r = mine.begin; r < mine.end; ++r) {
-      float* out = call.wanted->hidden + r * width;
-      const float* x = space.x.data() + r * width;
-      if (config.norm_output)
-        worker.k.rms_norm(x, final_norm.data(), config.layer.eps, width, out);
-      else
-        std::memcpy(out, x, static_cast<size_t>(width) * sizeof(float));
-    }
-  if (call.wanted->scored_count > 0) score(worker, *call.wanted);
+// A row of the residual stream and of the layer's input, concat(norm(embedding), norm(state)). The state comes from
+// features, by the projection before, or from an earlier level.
+void Head::Call::enter(const Worker& worker, int64_t row) const {
+  const int64_t width = head.config.layer.hidden;
+  const float eps = head.config.layer.eps;
+  float* x = head.space.x.data() + row * width;
+  if (!input.features) {
+    const int64_t from = input.hidden_rows ? input.hidden_rows[row] : row;
+    std::memcpy(x, input.hidden + from * width, static_cast<size_t>(width) * sizeof(float));
+  }
+  const Activations a = head.space.first(pass.rows);
+  const Matrix& table = head.embedding.present() ? head.embedding : head.target.embedding;
+  float* memory = worker.row_memory();
+  unpack_row(table.weight, pass.ids[row], memory);
+  worker.k.rms_norm(memory, head.layer.attention_norm.data(), eps, width, memory);
+  worker.k.quantise_row(memory, width, a, row, 0);
+  worker.k.rms_norm(x, head.hidden_norm.data(), eps, width, memory);
+  worker.k.quantise_row(memory, width, a, row, width / kBlock);
+  if (head.config.norm_before_residual) std::memcpy(x, memory, static_cast<size_t>(width) * sizeof(float));
 }
 
-void Head::score(Worker& worker, const HeadWanted& wanted) {
-  const int64_t rows = wanted.scored_count, width = config.layer.hidden;
-  const Activations a = space.first(rows);
-  const Share mine = worker.share(rows);
-  for (int64_t i = mine.begin; i < mine.end; ++i) {
-    float* normed = worker.row_memory();
-    worker.k.rms_norm(space.x.data() + wanted.scored_rows[i] * width, final_norm.data(), config.layer.eps, width, normed);
-    worker.k.quantise_row(normed, width, a, i, 0);
-  }
-  worker.barrier();
-  worker.project(lm_head.weight, a, rows, nullptr, logits_.data(), config.vocabulary, {});
-  worker.barrier();
-  for (int64_t i = mine.begin; i < mine.end; ++i) {
-    int64_t* ids = wanted.ids + i * wanted.top;
-    worker.k.log_softmax_top(logits_.data() + i * config.vocabulary, config.vocabulary, wanted.top,
-                             wanted.log_probs + i * wanted.top, ids);
-    for (int64_t j = 0; j < wanted.top; ++j) ids[j] = target_ids.data()[ids[j]];
-  }
+// The row's state for the next level.
+void Head::Call::hand_on(int64_t row) const {
+  if (!wanted.hidden) return;
+  const int64_t width = head.config.layer.hidden;
+  const float* x = head.space.x.data() + row * width;
+  float* out = wanted.hidden + row * width;
+  if (head.config.norm_output)
+    head.target.kernels.rms_norm(x, head.final_norm.data(), head.config.layer.eps, width, out);
+  else
+    std::memcpy(out, x, static_cast<size_t>(width) * sizeof(float));
+}
+
+// The i-th of `scored_rows`, ready for the logits.
+void Head::Call::normalise(const Worker& worker, int64_t i) const {
+  const int64_t width = head.config.layer.hidden;
+  float* normed = worker.row_memory();
+  worker.k.rms_norm(head.space.x.data() + wanted.scored_rows[i] * width, head.final_norm.data(), head.config.layer.eps,
+                    width, normed);
+  worker.k.quantise_row(normed, width, head.space.first(wanted.scored_count), i, 0);
+}
+
+void Head::Call::rank(int64_t i) const {
+  const int64_t vocabulary = head.config.vocabulary;
+  int64_t* ids = wanted.ids + i * wanted.top;
+  head.target.kernels.log_softmax_top(head.logits_.data() + i * vocabulary, vocabulary, wanted.top,
+                                      wanted.log_probs + i * wanted.top, ids);
+  for (int64_t j = 0; j < wanted.top; ++j) ids[j] = head.target_ids.data()[ids[j]];
 }
 
 }  // namespace te

@@ -50,9 +50,6 @@ class Head {
 
  private:
   struct Call;
-  void run(const Call& call, int thread);
-  void enter(Worker& worker, const Call& call);
-  void score(Worker& worker, const HeadWanted& wanted);
 
   Vector logits_;  // [max_scored][vocabulary]
 };

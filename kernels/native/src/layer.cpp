@@ -47,32 +47,63 @@ ReadingLists list_ancestors(Workspace& space, int64_t rows, const int64_t* prefi
   return {prefix, prefix_count, space.own.data(), space.own_count.data(), space.max_rows};
 }
 
-void Worker::project(const Weight& w, const Activations& a, int64_t rows, const float* bias, float* out, int64_t ldo,
-                     const Ahead& next) {
-  const Share mine = share(w.tiles);
-  for (int64_t t = mine.begin; t < mine.end; ++t) {
-    const uint8_t* soon = t + 2 < mine.end ? w.quants(t + 2) : next.at(t + 2 - mine.end);
+namespace {
+
+int64_t tiles_of(const Matrices& matrices) {
+  int64_t tiles = 0;
+  for (const Weight* w : matrices) tiles += w ? w->tiles : 0;
+  return tiles;
+}
+
+}  // namespace
+
+Ahead Worker::beginning(const Matrices& matrices) const {
+  int64_t tile = Share(tiles_of(matrices), part_.thread, part_.threads).begin;
+  for (const Weight* w : matrices) {
+    if (w && tile < w->tiles) return {w, tile};
+    tile -= w ? w->tiles : 0;
+  }
+  return {};
+}
+
+void Worker::project_some(const Projection& to, int64_t begin, int64_t end, int64_t soon, const Activations& a,
+                          int64_t rows, int64_t ldo, const Ahead& next) const {
+  const Weight& w = *to.weight;
+  for (int64_t t = begin; t < end; ++t) {
+    const uint8_t* ahead = t + 2 < soon ? w.quants(t + 2) : next.at(t + 2 - soon);
     const int64_t column = t * kTile, width = std::min<int64_t>(kTile, w.n - column);
+    float* out = to.out + column;
     if (width == kTile) {
-      k.matmul_tile(w, t, a, 0, rows, out + column, ldo, soon);
+      k.matmul_tile(w, t, a, 0, rows, out, ldo, ahead);
     } else {
       float* cut = tile_memory();
-      k.matmul_tile(w, t, a, 0, rows, cut, kTile, soon);
+      k.matmul_tile(w, t, a, 0, rows, cut, kTile, ahead);
       for (int64_t r = 0; r < rows; ++r)
-        std::memcpy(out + r * ldo + column, cut + r * kTile, static_cast<size_t>(width) * sizeof(float));
+        std::memcpy(out + r * ldo, cut + r * kTile, static_cast<size_t>(width) * sizeof(float));
     }
-    if (bias)
+    if (to.bias)
       for (int64_t r = 0; r < rows; ++r)
-        for (int64_t i = 0; i < width; ++i) out[r * ldo + column + i] += bias[column + i];
+        for (int64_t i = 0; i < width; ++i) out[r * ldo + i] += to.bias[column + i];
+  }
+}
+
+void Worker::project(std::initializer_list<Projection> list, const Activations& a, int64_t rows, int64_t ldo,
+                     const Ahead& next) const {
+  int64_t first = 0;  // of this matrix, among the tiles of all
+  for (const Projection* to = list.begin(); to != list.end(); ++to) {
+    const int64_t tiles = to->weight->tiles, soon = part_.soon - first;
+    const bool goes_on = soon > tiles && to + 1 != list.end();  // into the matrix after it
+    project_some(*to, std::max<int64_t>(part_.begin - first, 0), std::min(part_.end - first, tiles),
+                 std::min(soon, tiles), a, rows, ldo, goes_on ? Ahead{to[1].weight, 0} : next);
+    first += tiles;
   }
 }
 
 void Worker::project_add(const Weight& w, const Activations& a, int64_t rows, const float* bias, float scale, float* x,
-                         const Ahead& next) {
-  const Share mine = share(w.tiles);
+                         const Ahead& next) const {
   float* y = tile_memory();
-  for (int64_t t = mine.begin; t < mine.end; ++t) {
-    k.matmul_tile(w, t, a, 0, rows, y, kTile, t + 2 < mine.end ? w.quants(t + 2) : next.at(t + 2 - mine.end));
+  for (int64_t t = part_.begin; t < part_.end; ++t) {
+    k.matmul_tile(w, t, a, 0, rows, y, kTile, t + 2 < part_.soon ? w.quants(t + 2) : next.at(t + 2 - part_.soon));
     for (int64_t r = 0; r < rows; ++r) {
       if (bias)
         for (int i = 0; i < kTile; ++i) y[r * kTile + i] += bias[t * kTile + i];
@@ -83,13 +114,12 @@ void Worker::project_add(const Weight& w, const Activations& a, int64_t rows, co
 
 // A unit is 32 channels of both matrices: exactly one block of the activations that the down projection reads.
 void Worker::gated(const Weight& gate, const Weight& up, const Activations& a, int64_t rows, const Activations& out,
-                   const Ahead& next) {
-  const Share mine = share(gate.n / kBlock);
+                   const Ahead& next) const {
   float* g = tile_memory();
   float* u = g + rows * kBlock;
-  for (int64_t b = mine.begin; b < mine.end; ++b) {
+  for (int64_t b = part_.begin; b < part_.end; ++b) {
     const int64_t t = 2 * b;
-    const bool last = b + 1 == mine.end;
+    const bool last = b + 1 == part_.soon;
     k.matmul_tile(gate, t, a, 0, rows, g, kBlock, up.quants(t));
     k.matmul_tile(gate, t + 1, a, 0, rows, g + kTile, kBlock, up.quants(t + 1));
     k.matmul_tile(up, t, a, 0, rows, u, kBlock, last ? next.at(0) : gate.quants(t + 2));
@@ -99,22 +129,18 @@ void Worker::gated(const Weight& gate, const Weight& up, const Activations& a, i
   }
 }
 
-void Worker::norm(const float* x, int64_t width, const Vector& weight, float eps, int64_t rows, const Activations& a,
-                  int64_t block0) {
-  const Share mine = share(rows);
-  for (int64_t r = mine.begin; r < mine.end; ++r) {
-    k.rms_norm(x + r * width, weight.data(), eps, width, row_memory());
-    k.quantise_row(row_memory(), width, a, r, block0);
-  }
+void Worker::norm(const float* x, int64_t r, int64_t width, const Vector& weight, float eps,
+                  const Activations& a) const {
+  k.rms_norm(x + r * width, weight.data(), eps, width, row_memory());
+  k.quantise_row(row_memory(), width, a, r, 0);
 }
 
 void Worker::rotate_and_store(const LayerShape& shape, const LayerWeights& w, const RopeTable& rope, const Pass& pass,
-                              const KeyValueRows& kv) {
+                              const KeyValueRows& kv) const {
   const AttentionShape& s = shape.attention;
   const int64_t dim = s.head_dim, heads = s.heads + s.kv_heads;
   const float query_scale = 1.0f / std::sqrt(static_cast<float>(dim));
-  const Share mine = share(pass.rows * heads);  // queries and keys, one head at a time
-  for (int64_t i = mine.begin; i < mine.end; ++i) {
+  for (int64_t i = part_.begin; i < part_.end; ++i) {
     const int64_t r = i / heads, h = i % heads;
     const bool is_query = h < s.heads;
     float* head = space_.qkv.data() + r * shape.qkv_width() + h * dim;
@@ -129,42 +155,68 @@ void Worker::rotate_and_store(const LayerShape& shape, const LayerWeights& w, co
   }
 }
 
-void Worker::attend(const LayerShape& shape, const Pass& pass, const KeyValueRows& kv, const Activations& out) {
+namespace {
+
+// Query rows that are handled together: as many as leave every thread something to do.
+int64_t rows_together(int64_t rows, int threads) { return std::min(kMaxRowsTogether, (rows + threads - 1) / threads); }
+
+}  // namespace
+
+void Worker::attend(const LayerShape& shape, const Pass& pass, const KeyValueRows& kv, const Activations& out) const {
   const AttentionJob job{shape.attention, space_.qkv.data(), shape.qkv_width(), kv.keys, kv.values, pass.reads, out,
                          nullptr};
-  const int64_t together = std::min(kMaxRowsTogether, (pass.rows + threads_ - 1) / threads_);
-  const int64_t groups = (pass.rows + together - 1) / together;
-  for (int64_t unit = thread_; unit < groups * shape.attention.kv_heads; unit += threads_) {
+  const int64_t together = rows_together(pass.rows, part_.threads);
+  for (int64_t unit = part_.begin; unit < part_.end; ++unit) {
     const int64_t row = unit / shape.attention.kv_heads * together;
     k.attend(job, row, std::min(row + together, pass.rows), unit % shape.attention.kv_heads,
-             space_.attention[static_cast<size_t>(thread_)].data());
+             space_.attention[static_cast<size_t>(part_.thread)].data());
   }
 }
 
-void Worker::layer_body(const LayerShape& shape, const LayerWeights& w, const RopeTable& rope, const Pass& pass,
-                        const KeyValueRows& kv, float* x, const Ahead& next) {
-  const int64_t rows = pass.rows, width = shape.qkv_width();
-  const Activations a = space_.first(rows), b = space_.second(rows);
-  float* qkv = space_.qkv.data();
-  project(w.q.weight, a, rows, w.q_bias.data(), qkv, width, beginning(w.k.weight));
-  project(w.k.weight, a, rows, w.k_bias.data(), qkv + shape.query_width(), width, beginning(w.v.weight));
-  project(w.v.weight, a, rows, w.v_bias.data(), qkv + shape.query_width() + shape.kv_width(), width,
-          beginning(w.o.weight));
-  barrier();
-  rotate_and_store(shape, w, rope, pass, kv);
-  barrier();
-  attend(shape, pass, kv, b);
-  barrier();
+namespace {
+enum Step : int64_t { kProject, kRotate, kAttend, kOutput, kNorm, kGate, kDown };
+}
+
+int64_t LayerPhases::units(int64_t phase, int threads) const {
+  const AttentionShape& s = shape.attention;
+  switch (phase) {
+    case kProject: return tiles_of(w.qkv());
+    case kRotate: return pass.rows * (s.heads + s.kv_heads);
+    case kAttend: {
+      const int64_t together = rows_together(pass.rows, threads);
+      return (pass.rows + together - 1) / together * s.kv_heads;
+    }
+    case kOutput: return w.o.weight.tiles;
+    case kNorm: return pass.rows;
+    case kGate: return w.gate.weight.n / kBlock;
+    default: return w.down.weight.tiles;
+  }
+}
+
+void LayerPhases::work(int64_t phase, const Kernels& kernels, const Part& part) const {
+  const Worker worker(kernels, space, part);
+  const int64_t rows = pass.rows;
+  const Activations a = space.first(rows), b = space.second(rows);
   const Weight& gate = w.gate.weight;
-  const Ahead first_gate{&gate, share(gate.n / kBlock).begin * 2};
-  project_add(w.o.weight, b, rows, w.o_bias.data(), shape.residual_scale, x, first_gate);
-  barrier();
-  norm(x, shape.hidden, w.mlp_norm, shape.eps, rows, a);
-  barrier();
-  gated(gate, w.up.weight, a, rows, b, beginning(w.down.weight));
-  barrier();
-  project_add(w.down.weight, b, rows, nullptr, shape.residual_scale, x, next);
-  barrier();
+  float *q = space.qkv.data(), *k = q + shape.query_width(), *v = k + shape.kv_width();
+  switch (phase) {
+    case kProject:
+      return worker.project({{&w.q.weight, w.q_bias.data(), q},
+                             {&w.k.weight, w.k_bias.data(), k},
+                             {&w.v.weight, w.v_bias.data(), v}},
+                            a, rows, shape.qkv_width(), worker.beginning({&w.o.weight}));
+    case kRotate: return worker.rotate_and_store(shape, w, rope, pass, kv);
+    case kAttend: return worker.attend(shape, pass, kv, b);
+    case kOutput:
+      return worker.project_add(w.o.weight, b, rows, w.o_bias.data(), shape.residual_scale, x,
+                                {&gate, Share(gate.n / kBlock, part.thread, part.threads).begin * 2});
+    case kNorm:
+      for (int64_t r = part.begin; r < part.end; ++r) worker.norm(x, r, shape.hidden, w.mlp_norm, shape.eps, a);
+      return;
+    case kGate: return worker.gated(gate, w.up.weight, a, rows, b, worker.beginning({&w.down.weight}));
+    default:
+      return worker.project_add(w.down.weight, b, rows, nullptr, shape.residual_scale, x, worker.beginning(after));
+  }
 }
 
 }  // namespace te

@@ -1,9 +1,11 @@
 // What the target and the draft head have in common: one decoder layer, its workspace, and the phases of a pass.
 //
-// Every thread of the team runs the same phases; each takes its share of rows or of output channels and meets the others
-// at a barrier. A share never changes a value: a row's numbers depend on that row alone.
+// The units of a phase are rows or output channels. Who does which, and when, never changes a value: a row's numbers
+// depend on that row alone. What a phase reads, earlier phases wrote; what a unit writes, no other of its phase touches.
 #pragma once
 
+#include <array>
+#include <initializer_list>
 #include <vector>
 
 #include "buffer.h"
@@ -26,11 +28,16 @@ struct Matrix {
 
 using Vector = Buffer<float>;
 
+// Matrices whose tiles make one phase, one after the other; null where there are fewer.
+using Matrices = std::array<const Weight*, 3>;
+
 struct LayerWeights {
   Matrix q, k, v, o, gate, up, down;
   Vector attention_norm, mlp_norm;           // [hidden]
   Vector q_bias, k_bias, v_bias, o_bias;     // optional
   Vector q_norm, k_norm;                     // optional, [head_dim]
+
+  Matrices qkv() const { return {&q.weight, &k.weight, &v.weight}; }
 };
 
 struct LayerShape {
@@ -98,47 +105,67 @@ struct Ahead {
   }
 };
 
-// One thread's view of a running pass.
+// A matrix that reads the rows at hand, and where its products go.
+struct Projection {
+  const Weight* weight;
+  const float* bias;  // [weight->n] or null
+  float* out;
+};
+
+// One thread at its part of a phase.
 class Worker {
  public:
-  Worker(const Kernels& kernels, Team& team, int thread, Workspace& space)
-      : k(kernels), team_(team), thread_(thread), threads_(team.size()), space_(space) {}
+  Worker(const Kernels& kernels, Workspace& space, const Part& part) : k(kernels), part_(part), space_(space) {}
 
-  Share share(int64_t count) const { return Share(count, thread_, threads_); }
-  void barrier() { team_.barrier(); }
-  float* row_memory() const { return space_.row[static_cast<size_t>(thread_)].data(); }
+  float* row_memory() const { return space_.row[static_cast<size_t>(part_.thread)].data(); }
 
-  // The beginning of this thread's share: what to ask memory for while the phase before ends.
-  Ahead beginning(const Weight& w) const { return {&w, share(w.tiles).begin}; }
+  // The beginning of this thread's share of the tiles: what to ask memory for while the phase before ends.
+  Ahead beginning(const Matrices& matrices) const;
 
-  // out[r * ldo + n] = row r of a . w, plus bias; `width` columns exist (the last tile may be cut).
-  void project(const Weight& w, const Activations& a, int64_t rows, const float* bias, float* out, int64_t ldo,
-               const Ahead& next);
-  // x[r * w.n + n] += scale * (row r of a . w + bias)
+  // Units are tiles of all these matrices, one after the other:
+  // out[r * ldo + n] = row r of a . w, plus bias; `w.n` columns exist (the last tile may be cut).
+  void project(std::initializer_list<Projection> list, const Activations& a, int64_t rows, int64_t ldo,
+               const Ahead& next) const;
+  // Units are tiles: x[r * w.n + n] += scale * (row r of a . w + bias)
   void project_add(const Weight& w, const Activations& a, int64_t rows, const float* bias, float scale, float* x,
-                   const Ahead& next);
-  // Quantised silu(gate) * up.
+                   const Ahead& next) const;
+  // Units are 32 channels: quantised silu(gate) * up.
   void gated(const Weight& gate, const Weight& up, const Activations& a, int64_t rows, const Activations& out,
-             const Ahead& next);
-  // Normalised rows of x, quantised into blocks [block0, ...) of a.
-  void norm(const float* x, int64_t width, const Vector& weight, float eps, int64_t rows, const Activations& a,
-            int64_t block0 = 0);
-
-  // Everything of a layer after its input norm: `a` holds the normalised input, x the residual stream.
-  void layer_body(const LayerShape& shape, const LayerWeights& w, const RopeTable& rope, const Pass& pass,
-                  const KeyValueRows& kv, float* x, const Ahead& next);
+             const Ahead& next) const;
+  // The normalised row r of x, quantised into blocks [block0, ...) of a.
+  void norm(const float* x, int64_t r, int64_t width, const Vector& weight, float eps, const Activations& a) const;
+  // Units are heads of queries and keys, those of a row side by side.
+  void rotate_and_store(const LayerShape& shape, const LayerWeights& w, const RopeTable& rope, const Pass& pass,
+                        const KeyValueRows& kv) const;
+  // Units are key heads, those of a few rows side by side.
+  void attend(const LayerShape& shape, const Pass& pass, const KeyValueRows& kv, const Activations& out) const;
 
   const Kernels& k;
 
  private:
-  void rotate_and_store(const LayerShape& shape, const LayerWeights& w, const RopeTable& rope, const Pass& pass,
-                        const KeyValueRows& kv);
-  void attend(const LayerShape& shape, const Pass& pass, const KeyValueRows& kv, const Activations& out);
-  float* tile_memory() const { return space_.tile[static_cast<size_t>(thread_)].data(); }
+  float* tile_memory() const { return space_.tile[static_cast<size_t>(part_.thread)].data(); }
+  void project_some(const Projection& to, int64_t begin, int64_t end, int64_t soon, const Activations& a, int64_t rows,
+                    int64_t ldo, const Ahead& next) const;
 
-  Team& team_;
-  const int thread_, threads_;
+  const Part& part_;
   Workspace& space_;
+};
+
+// The phases of a layer after its input norm: space.first() holds the normalised input, x the residual stream.
+struct LayerPhases {
+  static constexpr int64_t kCount = 7;
+
+  const LayerShape& shape;
+  const LayerWeights& w;
+  const RopeTable& rope;
+  const Pass& pass;
+  KeyValueRows kv;
+  float* x;
+  Workspace& space;
+  Matrices after;  // what is read next
+
+  int64_t units(int64_t phase, int threads) const;
+  void work(int64_t phase, const Kernels& kernels, const Part& part) const;
 };
 
 // Lists in space.own what the rows read of `tree`, [count] slots. They follow `prefix` in reading order.

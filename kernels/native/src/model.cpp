@@ -5,13 +5,29 @@
 
 namespace te {
 
-struct Model::Call {
-  Model* model;
-  const Pass* pass;
+namespace {
+constexpr int64_t kLayerPhases = 1 + LayerPhases::kCount;          // the input norm, then the rest
+enum Ending : int64_t { kFinalNorm, kLogits, kBest, kEndings };  // after the layers
+}  // namespace
+
+struct Model::Call final : Job {
+  Call(Model& m, const Pass& p, uint16_t* k, uint16_t* v, int64_t slots, const Wanted& w)
+      : model(m), pass(p), keys(k), values(v), stride(slots * m.config.layer.kv_width()), wanted(w) {}
+
+  int64_t units(int64_t phase) const override;
+  void work(int64_t phase, const Part& part) const override;
+
+  LayerPhases layer(int64_t l) const;
+  void enter(const Worker& worker, int64_t row, int64_t l) const;
+  void copy_taps(int64_t row, int64_t l) const;
+  void normalise(const Worker& worker, int64_t i) const;
+
+  Model& model;
+  const Pass& pass;
   uint16_t* keys;
   uint16_t* values;
-  int64_t slots;
-  const Wanted* wanted;
+  const int64_t stride;  // of a layer's keys
+  const Wanted& wanted;
 };
 
 Model::Model(const ModelConfig& c, const Kernels& k, Team& t)
@@ -22,77 +38,93 @@ Model::Model(const ModelConfig& c, const Kernels& k, Team& t)
       space(c.layer, k, t.size(), c.max_rows, std::max({c.layer.hidden, c.layer.intermediate, c.layer.query_width()})) {}
 
 void Model::forward(const Pass& pass, uint16_t* keys, uint16_t* values, int64_t slots, const Wanted& wanted) {
-  Call call{this, &pass, keys, values, slots, &wanted};
-  team.run([](void* argument, int thread) {
-    const Call& it = *static_cast<const Call*>(argument);
-    it.model->run(it, thread);
-  }, &call);
+  team.run(Call(*this, pass, keys, values, slots, wanted));
 }
 
-void Model::copy_taps(Worker& worker, const Wanted& wanted, int64_t rows, int64_t layer) const {
-  const int64_t width = config.layer.hidden;
+int64_t Model::Call::units(int64_t phase) const {
+  const int64_t l = phase / kLayerPhases, step = phase % kLayerPhases;
+  if (l < model.config.layers) return step == 0 ? pass.rows : layer(l).units(step - 1, model.team.size());
+  switch (phase - model.config.layers * kLayerPhases) {
+    case kFinalNorm: return pass.rows + wanted.logit_count;
+    case kLogits: return wanted.logits && wanted.logit_count > 0 ? model.output().weight.tiles : 0;
+    case kBest: return wanted.best ? wanted.logit_count : 0;
+    default: return -1;
+  }
+}
+
+void Model::Call::work(int64_t phase, const Part& part) const {
+  const Worker worker(model.kernels, model.space, part);
+  const int64_t layers = model.config.layers, l = phase / kLayerPhases, step = phase % kLayerPhases;
+  if (l < layers) {
+    if (step > 0) return layer(l).work(step - 1, model.kernels, part);
+    for (int64_t r = part.begin; r < part.end; ++r) enter(worker, r, l);
+    return;
+  }
+  const int64_t vocabulary = model.config.vocabulary;
+  switch (phase - layers * kLayerPhases) {
+    case kFinalNorm:
+      for (int64_t i = part.begin; i < part.end; ++i)
+        if (i < pass.rows)
+          copy_taps(i, layers);
+        else
+          normalise(worker, i - pass.rows);
+      return;
+    case kLogits:
+      return worker.project({{&model.output().weight, nullptr, wanted.logits}}, model.space.first(wanted.logit_count),
+                            wanted.logit_count, vocabulary, {});
+    default:
+      for (int64_t i = part.begin; i < part.end; ++i) {
+        float value;
+        model.kernels.peak_of(wanted.logits + i * vocabulary, vocabulary, &value, wanted.best + i);
+        if (wanted.peaks) wanted.peaks[i] = value;
+      }
+  }
+}
+
+LayerPhases Model::Call::layer(int64_t l) const {
+  const size_t i = static_cast<size_t>(l);
+  const Matrices after = i + 1 < model.layers.size() ? model.layers[i + 1].qkv() : Matrices{&model.output().weight};
+  return {model.config.layer, model.layers[i], model.rope, pass, {keys + l * stride, values + l * stride},
+          model.space.x.data(), model.space, after};
+}
+
+// A row on its way into layer l: before the first it comes from the embedding.
+void Model::Call::enter(const Worker& worker, int64_t row, int64_t l) const {
+  const int64_t width = model.config.layer.hidden;
+  float* x = model.space.x.data();
+  if (l == 0) {
+    model.embed(pass.ids[row], x + row * width);
+    if (model.config.embedding_scale != 1.0f)
+      for (int64_t i = 0; i < width; ++i) x[row * width + i] *= model.config.embedding_scale;
+  }
+  copy_taps(row, l);
+  worker.norm(x, row, width, model.layers[static_cast<size_t>(l)].attention_norm, model.config.layer.eps,
+              model.space.first(pass.rows));
+}
+
+void Model::Call::copy_taps(int64_t row, int64_t l) const {
+  const int64_t width = model.config.layer.hidden;
+  const float* x = model.space.x.data() + row * width;
   for (int64_t t = 0; t < wanted.tap_count; ++t) {
-    if (wanted.taps[t] != layer) continue;
-    const Share mine = worker.share(rows);
-    for (int64_t r = mine.begin; r < mine.end; ++r) {
-      const float* x = space.x.data() + r * width;
-      float* out = wanted.features + (r * wanted.tap_count + t) * width;
-      if (layer == config.layers)
-        kernels.rms_norm(x, final_norm.data(), config.layer.eps, width, out);
-      else
-        std::memcpy(out, x, static_cast<size_t>(width) * sizeof(float));
-    }
+    if (wanted.taps[t] != l) continue;
+    float* out = wanted.features + (row * wanted.tap_count + t) * width;
+    if (l == model.config.layers)
+      model.kernels.rms_norm(x, model.final_norm.data(), model.config.layer.eps, width, out);
+    else
+      std::memcpy(out, x, static_cast<size_t>(width) * sizeof(float));
   }
 }
 
-void Model::run(const Call& call, int thread) {
-  Worker worker(kernels, team, thread, space);
-  const Pass& pass = *call.pass;
-  const LayerShape& shape = config.layer;
-  float* x = space.x.data();
-  const Share mine = worker.share(pass.rows);
-  for (int64_t r = mine.begin; r < mine.end; ++r) {
-    embed(pass.ids[r], x + r * shape.hidden);
-    if (config.embedding_scale != 1.0f)
-      for (int64_t i = 0; i < shape.hidden; ++i) x[r * shape.hidden + i] *= config.embedding_scale;
-  }
-  const int64_t layer_stride = call.slots * shape.kv_width();
-  for (int64_t l = 0; l < config.layers; ++l) {
-    const LayerWeights& w = layers[static_cast<size_t>(l)];
-    copy_taps(worker, *call.wanted, pass.rows, l);
-    worker.norm(x, shape.hidden, w.attention_norm, shape.eps, pass.rows, space.first(pass.rows));
-    worker.barrier();
-    const Weight& after = l + 1 < config.layers ? layers[static_cast<size_t>(l + 1)].q.weight : output().weight;
-    worker.layer_body(shape, w, rope, pass, {call.keys + l * layer_stride, call.values + l * layer_stride}, x,
-                      worker.beginning(after));
-  }
-  copy_taps(worker, *call.wanted, pass.rows, config.layers);
-  if (call.wanted->logit_count > 0) finish(worker, *call.wanted);
-}
-
-// Final norm of the chosen rows, then the logits. Its rows are those of `logit_rows`, in their order.
-void Model::finish(Worker& worker, const Wanted& wanted) {
-  const int64_t width = config.layer.hidden, rows = wanted.logit_count;
-  const Activations a = space.first(rows);
-  const Share mine = worker.share(rows);
-  for (int64_t i = mine.begin; i < mine.end; ++i) {
-    float* normed = worker.row_memory();
-    kernels.rms_norm(space.x.data() + wanted.logit_rows[i] * width, final_norm.data(), config.layer.eps, width, normed);
-    if (wanted.hidden) std::memcpy(wanted.hidden + i * width, normed, static_cast<size_t>(width) * sizeof(float));
-    if (config.logit_scale != 1.0f)
-      for (int64_t d = 0; d < width; ++d) normed[d] *= config.logit_scale;
-    kernels.quantise_row(normed, width, a, i, 0);
-  }
-  if (!wanted.logits) return;
-  worker.barrier();
-  worker.project(output().weight, a, rows, nullptr, wanted.logits, config.vocabulary, {});
-  if (!wanted.best) return;
-  worker.barrier();
-  for (int64_t i = mine.begin; i < mine.end; ++i) {
-    float value;
-    kernels.peak_of(wanted.logits + i * config.vocabulary, config.vocabulary, &value, wanted.best + i);
-    if (wanted.peaks) wanted.peaks[i] = value;
-  }
+// Final norm of the i-th of `logit_rows`, ready for the logits.
+void Model::Call::normalise(const Worker& worker, int64_t i) const {
+  const int64_t width = model.config.layer.hidden;
+  float* normed = worker.row_memory();
+  model.kernels.rms_norm(model.space.x.data() + wanted.logit_rows[i] * width, model.final_norm.data(),
+                         model.config.layer.eps, width, normed);
+  if (wanted.hidden) std::memcpy(wanted.hidden + i * width, normed, static_cast<size_t>(width) * sizeof(float));
+  if (model.config.logit_scale != 1.0f)
+    for (int64_t d = 0; d < width; ++d) normed[d] *= model.config.logit_scale;
+  model.kernels.quantise_row(normed, width, model.space.first(wanted.logit_count), i, 0);
 }
 
 }  // namespace te

@@ -52,9 +52,6 @@ class Model {
 
  private:
   struct Call;
-  void run(const Call& call, int thread);
-  void copy_taps(Worker& worker, const Wanted& wanted, int64_t rows, int64_t layer) const;
-  void finish(Worker& worker, const Wanted& wanted);
 };
 
 }  // namespace te
