@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from treeeagle_edge.engine import Engine
+from treeeagle_edge.head import Head
+from treeeagle_edge.linear import DenseLinear
 from treeeagle_edge.runtime import Runtime, load_runtime
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.settings import RunSettings
@@ -118,7 +120,10 @@ def test_a_random_head_gives_the_same_text(
     head = runtime.engine.head
     assert head is not None
     generator = torch.Generator().manual_seed(0)
-    monkeypatch.setattr(head, "_lm_head", torch.randn(head._lm_head.shape, generator=generator))
+    assert isinstance(head, Head)
+    assert isinstance(head._lm_head, DenseLinear)
+    weight = torch.randn(head._lm_head.weight.shape, generator=generator)
+    monkeypatch.setattr(head._lm_head, "weight", weight)
     runtime.engine.reset()
     params = SamplingParams(max_tokens=5)
     rounds = drafted = 0
