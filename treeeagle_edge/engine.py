@@ -52,9 +52,9 @@ class Engine:
         With `exact`, every pass has the same number of rows and attention reads by position, so that even
         kernels whose rounding depends on the shape give the same text with and without a tree.
 
-        `on_device`: whether rounds stay on the device; None: where CUDA has an attention that reads lengths there, but
-        not in exact mode, which asks for them. `graphs`: whether such rounds are captured, or what captures them; None:
-        on CUDA.
+        `on_device`: whether rounds stay on the device; None: where CUDA has an attention that reads lengths there and
+        all layers lie on one card, but not in exact mode, which asks for them. `graphs`: whether such rounds are
+        captured, or what captures them; None: on CUDA.
         """
         self.target = target
         self.head = head
@@ -67,7 +67,8 @@ class Engine:
         self._controller: Controller | None = None
         self._device: DeviceRounds | None = None
         if on_device is None:
-            on_device = target.device.type == "cuda" and serving("attention") == TRITON and not pads
+            able = target.device.type == "cuda" and serving("attention") == TRITON
+            on_device = able and not pads and set(target.layer_devices) == {target.device}
         if on_device:
             self._device = self._on_device(slots, graphs)
             self._try_shapes()

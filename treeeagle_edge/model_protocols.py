@@ -29,6 +29,11 @@ class TargetModel(Protocol):
         ...
 
     @property
+    def layer_devices(self) -> tuple[torch.device, ...]:
+        """Where each layer lies, and its keys and values beside it; everything else is on `device`."""
+        ...
+
+    @property
     def kv_dtype(self) -> torch.dtype:
         """Dtype that keys and values are stored in."""
         ...

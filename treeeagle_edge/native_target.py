@@ -57,6 +57,11 @@ class NativeTarget:
         self._store: tuple[KVStore, Store] | None = None  # the last one that was passed
 
     @property
+    def layer_devices(self) -> tuple[torch.device, ...]:
+        """Where each layer lies."""
+        return (self.device,) * self.config.num_layers
+
+    @property
     def nbytes(self) -> int:
         """Bytes of weights and rotary tables."""
         shapes = self.model.config
@@ -190,7 +195,7 @@ def load_native_target(
         scored_rows=max_rows,
     )  # fmt: skip
     model.rope(table.cos.numpy(), table.sin.numpy())
-    reader = TensorReader(checkpoint, torch.device("cpu"), progress)
+    reader = TensorReader(checkpoint, progress)
     _load_matrix(model, reader, "embedding", "model.embed_tokens.weight", 8, 0)
     if not config.tie_word_embeddings:
         _load_matrix(model, reader, "lm_head", "lm_head.weight", 8, 0)

@@ -44,8 +44,8 @@ class Passes:
         self._fixed_rows = fixed_rows
         self._pad_slot = slots  # one slot more than the pool knows: written by padding rows, read by no other
         config = target.config
-        self.store = KVStore.allocate(
-            config.num_layers, slots + 1, config.num_kv_heads, config.head_dim, target.kv_dtype, self._device
+        self.store = KVStore.allocate_over(
+            target.layer_devices, slots + 1, config.num_kv_heads, config.head_dim, target.kv_dtype
         )
         self._taps = head.config.taps if head is not None else ()
         scratch = range(slots, slots + MAX_EXPANSIONS)

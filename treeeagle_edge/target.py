@@ -6,8 +6,9 @@ whatever they are: one token, a draft tree or a piece of a prompt. What a row ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from treeeagle_edge.linear import check_bits
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.pass_rows import TensorTarget
 from treeeagle_edge.rope import RotaryTable
+from treeeagle_edge.target_places import current, layer_runs, moved, moved_view
 from treeeagle_edge.target_weights import LayerWeights, TargetWeights, load_weights
 
 _EXACT_MULTIPLE = 8  # rows: with multiples of 8 every product here treats all row positions alike (measured)
@@ -38,8 +40,20 @@ class TargetOutput:
     peaks: tuple[Tensor, Tensor] | None = None
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """What the rows of a pass need on the device of a layer."""
+
+    rotation: Rotation
+    slots: Tensor  # [M] int64
+    view: AttentionView | BatchView
+
+
 class Target(TensorTarget):
-    """A loaded model. It holds weights and rotary tables; keys and values belong to the caller's KVStore."""
+    """A loaded model. It holds weights and rotary tables; keys and values belong to the caller's KVStore.
+
+    Layers may lie on several cards: see `target_places`.
+    """
 
     batch_invariant = False  # PyTorch picks other kernels for other numbers of rows
 
@@ -52,15 +66,30 @@ class Target(TensorTarget):
         context: int,
         device: torch.device,
         dtype: torch.dtype,
+        places: Sequence[torch.device] | None = None,
     ) -> None:
-        """`context`: tokens planned for; `dtype`: compute dtype, that of the embedding."""
+        """`context`: tokens planned for; `dtype`: compute dtype, that of the embedding; `places`: the device of each
+        layer, None for `device`, where everything else is.
+        """
         self.config = config
         self.bits = bits
         self.context = context
         self.device = device
         self.dtype = dtype
         self._weights = weights
-        self._rope = RotaryTable(config.rope, config.head_dim, context, device)
+        self.layer_devices = tuple(places or [device] * config.num_layers)
+        self._runs = layer_runs(self.layer_devices)
+        # one a run
+        self._ropes = tuple(
+            RotaryTable(config.rope, config.head_dim, context, run.device) for run in self._runs
+        )
+        # the norm that follows each layer, where it is on the layer's own device: None where the stream moves first
+        norms = [*(layer.input_norm for layer in weights.layers[1:]), weights.final_norm]
+        after = [*self.layer_devices[1:], device]
+        self._next_norms = tuple(
+            norm if here == there else None
+            for norm, here, there in zip(norms, self.layer_devices, after, strict=True)
+        )
 
     @property
     def kv_dtype(self) -> torch.dtype:
@@ -70,7 +99,7 @@ class Target(TensorTarget):
     @property
     def nbytes(self) -> int:
         """Bytes of weights and rotary tables."""
-        return self._weights.nbytes + self._rope.nbytes
+        return self._weights.nbytes + sum(rope.nbytes for rope in self._ropes)
 
     def embed(self, ids: Tensor) -> Tensor:
         """[M] int64 -> [M, H]: rows of embed_tokens as stored, without MiniCPM's scale, in the compute dtype."""
@@ -100,33 +129,49 @@ class Target(TensorTarget):
         `hidden_states`: 0 is the (scaled) embedding, i the residual stream after layer i - 1, num_layers the
         normalised output, as there. scored: the rows whose logits are wanted.
         """
-        config = self.config
+        config, layers, home = self.config, self._weights.layers, self.device
         # the residual stream is float32: in bf16, passes of one row and of many differ by twice as much (measured)
         x = self.embed(ids).float()
         if config.embedding_scale != 1.0:
             x = x * config.embedding_scale
-        rotation = self._rope.at(positions)
         tapped: dict[int, Tensor] = {}
-        pools = map(Pool, store.keys.unbind(0), store.values.unbind(0))
-        layers = self._weights.layers
-        next_norms = (*(layer.input_norm for layer in layers[1:]), self._weights.final_norm)
-        hidden = rms_norm(x, layers[0].input_norm, config.rms_norm_eps, self.dtype)
-        for index, (layer, pool, next_norm) in enumerate(zip(layers, pools, next_norms, strict=True)):
-            if index in taps:
-                tapped[index] = x.to(self.dtype, copy=True)
-            hidden = self._add(x, self._attend(layer, hidden, rotation, slots, view, pool), layer.mlp_norm)
-            hidden = self._add(x, layer.down(silu_gate(layer.gate_up(hidden))), next_norm)
+        pools = tuple(starmap(Pool, store.layers()))
+        hidden: Tensor | None = None
+        for run, rope in zip(self._runs, self._ropes, strict=True):
+            x = moved(x, run.device)
+            rows = _Rows(
+                rope.at(moved(positions, run.device)),
+                moved(slots, run.device),
+                moved_view(view, run.device),
+            )
+            with current(run.device):
+                hidden = rms_norm(x, layers[run.layers.start].input_norm, config.rms_norm_eps, self.dtype)
+                for index in run.layers:
+                    if index in taps:
+                        tapped[index] = moved(x.to(self.dtype, copy=True), home)
+                    hidden = self._layer(index, x, hidden, rows, pools[index])
+        if hidden is None:  # the stream comes home before its last norm
+            hidden = rms_norm(moved(x, home), self._weights.final_norm, config.rms_norm_eps, self.dtype)
         tapped[config.num_layers] = hidden
         features = torch.cat([tapped[tap] for tap in taps], dim=-1) if taps else hidden[:, :0]
         return TargetOutput(self.logits(hidden[scored]), features)
+
+    def _layer(self, index: int, x: Tensor, hidden: Tensor | None, rows: _Rows, pool: Pool) -> Tensor | None:
+        """Add layer `index` to the stream `x` in place; returns what the next reads, None where `x` moves before it."""
+        assert hidden is not None, "the stream moved within a run"
+        layer, next_norm = self._weights.layers[index], self._next_norms[index]
+        hidden = self._add(x, self._attend(layer, hidden, rows, pool), layer.mlp_norm)
+        branch = layer.down(silu_gate(layer.gate_up(hidden)))
+        if next_norm is not None:
+            return self._add(x, branch, next_norm)
+        x.add_(branch, alpha=self.config.residual_scale)
+        return None
 
     def _attend(
         self,
         layer: LayerWeights,
         hidden: Tensor,
-        rotation: Rotation,
-        slots: Tensor,
-        view: AttentionView | BatchView,
+        rows: _Rows,
         pool: Pool,
     ) -> Tensor:
         """hidden: [M, H], normalised, compute dtype; pool: of this layer. Returns the branch's [M, H]."""
@@ -134,8 +179,8 @@ class Target(TensorTarget):
         qkv = layer.qkv(hidden).view(len(hidden), -1, config.head_dim)
         norm = None if layer.qk_norm is None else HeadNorm(layer.qk_norm, config.rms_norm_eps)
         # queries stay in float32 up to the scores
-        query = rotate_and_write(qkv, rotation, slots, pool, torch.float32, norm)
-        mixed = attention(query, pool.keys, pool.values, view)
+        query = rotate_and_write(qkv, rows.rotation, rows.slots, pool, torch.float32, norm)
+        mixed = attention(query, pool.keys, pool.values, rows.view)
         return layer.output(mixed.reshape(len(hidden), -1).to(self.dtype))
 
     def _add(self, x: Tensor, branch: Tensor, norm: Tensor) -> Tensor:
@@ -173,17 +218,34 @@ def load_target(
     device: torch.device,
     progress: Callable[[int, int], None] | None = None,
     lm_head_bits: int | None = None,
+    places: Sequence[torch.device] | None = None,
 ) -> Target:
     """Load `checkpoint` at `bits` (4, 8, 16 or 32) for a planned `context` (tokens); `progress` gets (tensors, all).
 
-    `lm_head_bits`: 8, 16 or None, as `widths.choose_widths` takes it. Raises InputError for a missing or misshapen
-    tensor, CannotRunError where this machine cannot run a width or the device.
+    `lm_head_bits`: 8, 16 or None, as `widths.choose_widths` takes it; `places`: as `Target` takes them. Raises
+    InputError for a missing or misshapen tensor, CannotRunError where this machine cannot run a width or the device.
     """
-    check_bits(bits, device)
-    config = checkpoint.config
-    dtype = compute_dtype(bits, device, config.family)
+    config, devices = checkpoint.config, dict.fromkeys((device, *(places or ())))
+    for each in devices:
+        check_bits(bits, each)
+    dtype = _common_dtype(bits, devices, config.family)
     with torch.inference_mode():
         weights = load_weights(
-            checkpoint, bits=bits, device=device, dtype=dtype, progress=progress, lm_head_bits=lm_head_bits
+            checkpoint,
+            bits=bits,
+            device=device,
+            dtype=dtype,
+            progress=progress,
+            lm_head_bits=lm_head_bits,
+            places=places,
         )
-    return Target(config, weights, bits=bits, context=context, device=device, dtype=dtype)
+    return Target(config, weights, bits=bits, context=context, device=device, dtype=dtype, places=places)
+
+
+def _common_dtype(bits: int, devices: Iterable[torch.device], family: str) -> torch.dtype:
+    """The `compute_dtype` that all `devices` have: fp16 where one of them lacks bf16."""
+    found = set()
+    for device in devices:
+        with current(device):
+            found.add(compute_dtype(bits, device, family))
+    return found.pop() if len(found) == 1 else torch.float16

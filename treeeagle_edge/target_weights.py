@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,15 +70,17 @@ def load_weights(
     dtype: torch.dtype,
     progress: Progress | None,
     lm_head_bits: int | None = None,
+    places: Sequence[torch.device] | None = None,
 ) -> TargetWeights:
     """Read, convert and place the tensors of `checkpoint` one by one, so that little more than the result is held.
 
-    `lm_head_bits`: as `choose_widths` takes it. Matrices that come quantised keep their codes and scales; what such a
-    checkpoint left as floats stays at 16 bits in the layers. Raises InputError for a tensor that is missing or has
-    another shape than the config asks, naming it, UsageError where a width is not the one that they are stored at.
+    `places`: the device of each layer, None for `device`, where everything else goes. `lm_head_bits`: as
+    `choose_widths` takes it. Matrices that come quantised keep their codes and scales; what such a checkpoint left as
+    floats stays at 16 bits in the layers. Raises InputError for a tensor that is missing or has another shape than the
+    config asks, naming it, UsageError where a width is not the one that they are stored at.
     """
     check_width(checkpoint.config.stored, bits)
-    reader = TensorReader(checkpoint, device, progress)
+    reader = TensorReader(checkpoint, progress)
     config = checkpoint.config
     raw = reader.tensor("model.embed_tokens.weight")
     embedding = raw.to(device=device, dtype=dtype).contiguous()
@@ -92,8 +94,11 @@ def load_weights(
         source = raw if config.tie_word_embeddings else reader.tensor("lm_head.weight")
         lm_head = make_linear(source, None, bits=head_bits, device=device, dtype=dtype)
     del raw
-    layers = tuple(_load_layer(reader, index, bits, dtype) for index in range(config.num_layers))
-    return TargetWeights(embedding, layers, reader.norm("model.norm.weight"), lm_head)
+    layers = tuple(
+        _load_layer(reader, index, place, bits, dtype)
+        for index, place in enumerate(places or [device] * config.num_layers)
+    )
+    return TargetWeights(embedding, layers, reader.norm("model.norm.weight", device), lm_head)
 
 
 def _check_lm_head(stored: StoredMatrix, asked: int | None) -> None:
@@ -105,7 +110,9 @@ def _check_lm_head(stored: StoredMatrix, asked: int | None) -> None:
         )
 
 
-def _load_layer(reader: TensorReader, index: int, bits: int, dtype: torch.dtype) -> LayerWeights:
+def _load_layer(
+    reader: TensorReader, index: int, device: torch.device, bits: int, dtype: torch.dtype
+) -> LayerWeights:
     prefix = f"model.layers.{index}."
     config = reader.config
 
@@ -118,23 +125,23 @@ def _load_layer(reader: TensorReader, index: int, bits: int, dtype: torch.dtype)
                     for name in weights
                 ],
                 [reader.tensor(name) if with_bias else None for name in biases],
-                device=reader.device,
+                device=device,
                 dtype=dtype,
             )
         bias = reader.joined(biases) if with_bias else None
-        return make_linear(reader.joined(weights), bias, bits=bits, device=reader.device, dtype=dtype)
+        return make_linear(reader.joined(weights), bias, bits=bits, device=device, dtype=dtype)
 
     qk_norm = None
     if config.qk_norm:
-        q_norm, k_norm = (reader.norm(f"{prefix}self_attn.{which}_norm.weight") for which in "qk")
+        q_norm, k_norm = (reader.norm(f"{prefix}self_attn.{which}_norm.weight", device) for which in "qk")
         qk_norm = torch.cat((q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1)))
     attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     return LayerWeights(
-        input_norm=reader.norm(prefix + "input_layernorm.weight"),
+        input_norm=reader.norm(prefix + "input_layernorm.weight", device),
         qkv=linear(attention, config.attention_bias),
         qk_norm=qk_norm,
         output=linear(("self_attn.o_proj",), config.output_bias),
-        mlp_norm=reader.norm(prefix + "post_attention_layernorm.weight"),
+        mlp_norm=reader.norm(prefix + "post_attention_layernorm.weight", device),
         gate_up=linear(("mlp.gate_proj", "mlp.up_proj"), False),
         down=linear(("mlp.down_proj",), False),
     )
@@ -143,9 +150,8 @@ def _load_layer(reader: TensorReader, index: int, bits: int, dtype: torch.dtype)
 class TensorReader:
     """Tensors of a checkpoint, checked for presence and shape, with progress."""
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, progress: Progress | None) -> None:
+    def __init__(self, checkpoint: Checkpoint, progress: Progress | None) -> None:
         self.config = checkpoint.config
-        self.device = device
         self._checkpoint = checkpoint
         self._names = checkpoint.names()
         self._shapes = expected_shapes(checkpoint.config)
@@ -193,6 +199,6 @@ class TensorReader:
         if self._progress is not None:
             self._progress(self._done, len(self._shapes))
 
-    def norm(self, name: str) -> Tensor:
-        """A norm's weight, float32, on the device."""
-        return self.tensor(name).to(device=self.device, dtype=torch.float32)
+    def norm(self, name: str, device: torch.device) -> Tensor:
+        """A norm's weight, float32, on `device`."""
+        return self.tensor(name).to(device=device, dtype=torch.float32)
