@@ -70,9 +70,16 @@ def refusals(name: str, device: torch.device, shapes: Iterable[ModelShape]) -> d
     return found
 
 
-def choose_kernels(device: torch.device, shapes: Iterable[ModelShape], *, plain: bool) -> tuple[str, ...]:
+def choose_kernels(
+    device: torch.device,
+    shapes: Iterable[ModelShape],
+    *,
+    plain: bool,
+    others: Iterable[torch.device] = (),
+) -> tuple[str, ...]:
     """Put the best kernels for `device` in force: on CUDA each of Triton's that runs and is right for all `shapes`.
 
+    others: cards that hold layers too, on each of which it has to do so.
     Returns sentences that name those whose place the reference takes, and why; with `plain` it takes all, on purpose.
     Raises nothing but the CannotRunError of `refusal`: with CUDA broken in this process, the reference cannot serve
     either.
@@ -87,7 +94,10 @@ def choose_kernels(device: torch.device, shapes: Iterable[ModelShape], *, plain:
     missing = availability.problem()
     if missing is not None:
         return (f"slower without Triton's kernels: {missing.message}",)
-    found = refusals(TRITON, device, shapes)
+    shapes = list(shapes)
+    found: dict[str, str] = {}
+    for card in (device, *others):
+        found = refusals(TRITON, card, shapes) | found
     leave_out(found)
     set_backend(TRITON)
     return tuple(f"slower without Triton's kernels: {each}" for each in told(found))

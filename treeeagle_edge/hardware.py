@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.hardware_cpu import Cpu, Ram, detect_cpu, detect_ram
 from treeeagle_edge.hardware_nvidia import Gpu, NvidiaState, detect_nvidia
 from treeeagle_edge.plan import GB, format_gb
+from treeeagle_edge.plan_split import Card
 
 _WSL_DRIVER = "update the NVIDIA driver in Windows, never inside Linux, then run `wsl --shutdown` there"
 
@@ -27,6 +29,10 @@ class Hardware:
     hint: str | None = None  # what to do where a card is there but unused
     notes: tuple[str, ...] = ()  # for example that this is WSL2
     cuda_version: str | None = None  # of the PyTorch build, where a card was found
+    together: tuple[
+        str, ...
+    ] = ()  # devices that one model's layers may be split over, the home of the rest first
+    asked_together: bool = False  # --device names them, so that they are split even where one card has room
 
     @property
     def kind(self) -> str:
@@ -38,13 +44,23 @@ class Hardware:
         """The chosen card, None on the CPU."""
         if self.kind != "cuda":
             return None
-        index = int(self.device.partition(":")[2])
-        return next(gpu for gpu in self.gpus if gpu.usable and gpu.index == index)
+        return next(gpu for gpu in self.gpus if gpu.usable and gpu.device == self.device)
 
     @property
     def label(self) -> str:
         """For the status line, such as "cpu (2 cores, avx512-vnni)" or "NVIDIA GeForce RTX 3060 (12.9 GB)"."""
-        return f"{self.gpu.name} ({format_gb(self.gpu.total)})" if self.gpu else self.cpu.label
+        return self.label_of((self.device,))
+
+    def label_of(self, devices: Sequence[str]) -> str:
+        """The label of a run on `devices`: cards, or the CPU."""
+        cards = [gpu for device in devices for gpu in self.gpus if gpu.usable and device == gpu.device]
+        return " + ".join(f"{gpu.name} ({format_gb(gpu.total)})" for gpu in cards) or self.cpu.label
+
+    @property
+    def cards(self) -> tuple[Card, ...]:
+        """The cards of `together`, with the memory that is free on each now."""
+        free = {gpu.device: gpu.free for gpu in self.gpus if gpu.usable}
+        return tuple(Card(device, free[device]) for device in self.together)
 
     @property
     def total(self) -> int:
@@ -59,7 +75,8 @@ class Hardware:
 
 def detect(device: str | None = None) -> Hardware:
     """Look at the machine and choose a device: `device` where given ("cpu", "cuda", "cuda:1"), else the card with the
-    most free memory, else the CPU. Imports torch only where an NVIDIA card was found.
+    most free memory, else the CPU. Several cards ("cuda:0,cuda:1") share the layers; without a number all may, where
+    none alone has room. Imports torch only where an NVIDIA card was found.
 
     Raises UsageError for an unknown device name and CannotRunError for a card that is asked for and cannot be used,
     and on native Windows.
@@ -70,13 +87,14 @@ def detect(device: str | None = None) -> Hardware:
             "install WSL2 (in PowerShell: wsl --install) and run this inside it",
         )
     wanted = _parse_device(device)
-    state = NvidiaState((), "the CPU was asked for") if wanted == ("cpu", None) else detect_nvidia()
+    state = NvidiaState((), "the CPU was asked for") if wanted == ("cpu", ()) else detect_nvidia()
     if state.driver_fault and _is_wsl():
         state = replace(state, hint=_WSL_DRIVER)
     cpu, ram = detect_cpu(), detect_ram()
-    chosen = _choose(wanted, state)
+    cards = _choose(wanted, state)
+    chosen = cards[0] if cards else None
     return Hardware(
-        device=f"cuda:{chosen.index}" if chosen else "cpu",
+        device=chosen.device if chosen else "cpu",
         why=_why(wanted, state, chosen),
         cpu=cpu,
         ram=ram,
@@ -84,6 +102,8 @@ def detect(device: str | None = None) -> Hardware:
         hint=None if chosen else state.hint,
         notes=_notes(ram, state),
         cuda_version=state.cuda_version,
+        together=tuple(card.device for card in cards) if len(cards) > 1 else (),
+        asked_together=len(wanted[1]) > 1,
     )
 
 
@@ -108,49 +128,52 @@ def imagine_gpu(here: Hardware, memory: float) -> Hardware:
     )
 
 
-def _parse_device(device: str | None) -> tuple[str, int | None]:
-    """("auto" | "cpu" | "cuda", index or None)."""
-    if device is None or device == "auto":
-        return ("auto", None)
-    kind, colon, index = device.lower().partition(":")
-    if kind == "cpu" and not colon:
-        return ("cpu", None)
-    if kind == "cuda" and (not colon or index.isdigit()):
-        return ("cuda", int(index) if colon else None)
+def _parse_device(device: str | None) -> tuple[str, tuple[int, ...]]:
+    """("auto" | "cpu" | "cuda", the numbers of the cards that are named)."""
+    if device is None or device.strip().lower() == "auto":
+        return ("auto", ())
+    names = [name.strip() for name in device.lower().split(",")]
+    if names in (["cpu"], ["cuda"]):
+        return (names[0], ())
+    numbers = [number for kind, _, number in (name.partition(":") for name in names) if kind == "cuda"]
+    if len(numbers) == len(names) == len(set(numbers)) and all(number.isdigit() for number in numbers):
+        return ("cuda", tuple(map(int, numbers)))
     raise UsageError(
-        f"device {device!r} is unknown", "use cpu, cuda or cuda:N, where N is the number of the card"
+        f"device {device!r} is unknown",
+        "use cpu, cuda or cuda:N, where N is the number of the card; cuda:0,cuda:1 splits the layers over two",
     )
 
 
-def _choose(wanted: tuple[str, int | None], state: NvidiaState) -> Gpu | None:
-    kind, index = wanted
-    usable = [gpu for gpu in state.gpus if gpu.usable]
-    if kind == "cuda" and index is not None:
-        usable = [gpu for gpu in usable if gpu.index == index]
-    if usable and kind != "cpu":
-        return max(usable, key=lambda gpu: (gpu.free, -gpu.index))
-    if kind == "cuda":
-        name = "cuda" if index is None else f"cuda:{index}"
-        numbers = ", ".join(f"cuda:{gpu.index}" for gpu in state.gpus if gpu.usable)
-        if numbers:
-            raise CannotRunError(f"device {name} is not there", f"use one of {numbers}, or --device cpu")
-        reason = state.problem or "no card can be used"
-        raise CannotRunError(f"device {name} cannot be used: {reason}", state.hint or "use --device cpu")
-    return None
+def _choose(wanted: tuple[str, tuple[int, ...]], state: NvidiaState) -> list[Gpu]:
+    """The cards that may be used: those named, in their order, else all by free memory. None for the CPU."""
+    kind, numbers = wanted
+    usable = {gpu.index: gpu for gpu in state.gpus if gpu.usable}
+    if kind == "cpu" or (kind == "auto" and not usable):
+        return []
+    missing = [f"cuda:{number}" for number in numbers if number not in usable]
+    if usable and not missing:
+        by_room = sorted(usable.values(), key=lambda gpu: (-gpu.free, gpu.index))
+        return [usable[number] for number in numbers] or by_room
+    name = missing[0] if missing else "cuda"
+    if usable:
+        there = ", ".join(gpu.device for gpu in usable.values())
+        raise CannotRunError(f"device {name} is not there", f"use one of {there}, or --device cpu")
+    reason = state.problem or "no card can be used"
+    raise CannotRunError(f"device {name} cannot be used: {reason}", state.hint or "use --device cpu")
 
 
-def _why(wanted: tuple[str, int | None], state: NvidiaState, chosen: Gpu | None) -> str:
+def _why(wanted: tuple[str, tuple[int, ...]], state: NvidiaState, chosen: Gpu | None) -> str:
     if chosen is None:
         return f"cpu: {state.problem or 'no card can be used'}"
     facts = f"{chosen.name}, {format_gb(chosen.free)} free of {format_gb(chosen.total)}"
     usable = sum(gpu.usable for gpu in state.gpus)
-    if wanted[1] is not None:
+    if wanted[1]:
         reason = "as --device asks"
     elif usable > 1:
         reason = f"it has the most free memory of {usable} cards"
     else:
         reason = "the only NVIDIA card that torch can use"
-    return f"cuda:{chosen.index}: {facts}; {reason}"
+    return f"{chosen.device}: {facts}; {reason}"
 
 
 def _notes(ram: Ram, state: NvidiaState) -> tuple[str, ...]:

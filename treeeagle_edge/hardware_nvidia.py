@@ -63,6 +63,11 @@ class Gpu:
     usable: bool = False  # PyTorch can run on it
 
     @property
+    def device(self) -> str:
+        """Its name as PyTorch has it, such as "cuda:1"."""
+        return f"cuda:{self.index}"
+
+    @property
     def bandwidth(self) -> float | None:
         """Memory bandwidth in GB/s from data sheets; None for a card the table does not know."""
         name = self.name.upper()

@@ -18,9 +18,12 @@ class MemoryWatch:
     that is not to be had, resident memory is read at `note` and `peak`, and peaks in between may be missed.
     """
 
-    def __init__(self, device: str = "cpu") -> None:
-        """`device` is "cpu" or a torch CUDA device, whose allocator is then asked instead of the kernel."""
-        self.device = device
+    def __init__(self, device: str = "cpu", *others: str) -> None:
+        """`device` is "cpu" or a torch CUDA device, whose allocator is then asked instead of the kernel.
+
+        others: cards that hold a part, too. Peaks of several are added, though they need not fall together.
+        """
+        self.devices = (device, *others)
         self._cuda = device.startswith("cuda")
         self._process = psutil.Process()
         self._highest = 0
@@ -39,7 +42,8 @@ class MemoryWatch:
         if self._cuda:
             import torch
 
-            torch.cuda.reset_peak_memory_stats(self.device)
+            for device in self.devices:
+                torch.cuda.reset_peak_memory_stats(device)
             return
         self._kernel_mark = _restart_high_water_mark()
         self._highest = self.current()
@@ -54,7 +58,7 @@ class MemoryWatch:
         if self._cuda:
             import torch
 
-            return torch.cuda.memory_allocated(self.device)
+            return sum(map(torch.cuda.memory_allocated, self.devices))
         return self._process.memory_info().rss
 
     def peak(self) -> int:
@@ -62,7 +66,7 @@ class MemoryWatch:
         if self._cuda:
             import torch
 
-            return torch.cuda.max_memory_allocated(self.device)
+            return sum(map(torch.cuda.max_memory_allocated, self.devices))
         if self._kernel_mark:
             return _high_water_mark()
         self.note()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treeeagle_edge import plan_native
+from treeeagle_edge import plan_split as split
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.model_config import ModelConfig
@@ -12,12 +14,17 @@ from treeeagle_edge.plan_bytes import (
     PREFILL_CHUNK,
     block_bytes,
     embedding_bytes,
+    final_norm_bytes,
     head_bytes,
+    head_pool_bytes,
+    layer_bytes,
     logit_bytes,
     pool_bytes,
     rotary_bytes,
+    slot_bytes,
     workspace_bytes,
 )
+from treeeagle_edge.plan_split import Card, CardShare
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.widths import LAYER_BITS, Widths, check_choice, choose_widths
 
@@ -49,6 +56,7 @@ class MemoryPlan:
     slots: int  # rows of the KV pool
     longest_context: int  # tokens; 0 where not even an empty context fits
     widths: Widths
+    cards: tuple[CardShare, ...] = ()  # what each holds, where layers are split over several
 
     @property
     def total(self) -> int:
@@ -57,8 +65,15 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """True where the total is within the budget."""
-        return self.total <= self.budget
+        """True where the total is within the budget, on each card within its own."""
+        return self.excess == 0
+
+    @property
+    def excess(self) -> int:
+        """Bytes that are lacking, on all cards together."""
+        if self.cards:
+            return sum(card.excess for card in self.cards)
+        return max(0, self.total - self.budget)
 
     def line(self, start: str) -> PlanLine:
         """The first line whose name begins with `start`. Raises KeyError where there is none."""
@@ -102,12 +117,14 @@ def plan_memory(
     threads: int = _NATIVE_THREADS,
     head_bits: int | None = None,
     lm_head_bits: int | None = None,
+    cards: Sequence[Card] = (),
 ) -> MemoryPlan:
     """Plan a run of `model` with `head` (None: plain decoding) from shapes alone.
 
     bits: 4, 8, 16 or 32; context: tokens; reserve and budget: bytes; device: "cpu", "cuda" or "cuda:N"; native: on the
-    native kernels, with `threads` threads; head_bits and lm_head_bits: as `choose_widths` takes them. Raises UsageError
-    for a width or a context out of range. A plan over budget is returned with `fits` False.
+    native kernels, with `threads` threads; head_bits and lm_head_bits: as `choose_widths` takes them; cards: those that
+    layers are split over, whose free memory then is the budget. Raises UsageError for a width or a context out of
+    range. A plan over budget is returned with `fits` False.
     """
     check_choice("bits", bits, LAYER_BITS)
     if not 1 <= context <= model.max_position:
@@ -117,9 +134,10 @@ def plan_memory(
         )
     asked = head_bits if head is not None else None
     widths = choose_widths(bits, device, native=native, head=asked, lm_head=lm_head_bits)
-    run = _Run(model, head, widths, tree, reserve, device, threads if native else 0)
+    run = _Run(model, head, widths, tree, reserve, device, threads if native else 0, tuple(cards))
+    budget = sum(card.free for card in cards) if cards else budget
     slots, longest = plan_slots(context, tree), run.longest_context(budget)
-    return MemoryPlan(run.lines(context), budget, context, slots, longest, widths)
+    return MemoryPlan(run.lines(context), budget, context, slots, longest, widths, run.shares(context))
 
 
 @dataclass(frozen=True)
@@ -133,6 +151,7 @@ class _Run:
     reserve: int
     device: str
     threads: int  # of the native kernels, 0 where PyTorch's run
+    cards: tuple[Card, ...] = ()  # that layers are split over
 
     def lines(self, context: int) -> tuple[PlanLine, ...]:
         """The plan for `context` tokens."""
@@ -143,7 +162,8 @@ class _Run:
         tables = plan_native.embedding_bytes(model) if self.threads else embedding_bytes(model, widths)
         stored = _WEIGHT_NAMES[bits] if model.stored is None else f"{model.stored.name}, as stored"
         name = f"{bits}-bit blocks" if self.threads else stored
-        rotary = rotary_bytes(model, context)
+        others = max(len(self.cards) - 1, 0)
+        rotary = rotary_bytes(model, context) * (1 + others)
         lines = [
             PlanLine(f"weights ({name})", layers + rotary, f"{model.num_layers} layers"),
             PlanLine("embedding, lm_head", tables, self._output_note()),
@@ -156,16 +176,37 @@ class _Run:
         if tree is not None:
             tail += f" and a tree of {'at most ' if tree.adaptive else ''}{tree.nodes} nodes"
         lines.append(PlanLine(f"KV, {slots:,} slots", pool_bytes(model, head, widths, slots), tail))
-        lines.append(PlanLine("workspace", self._workspace(slots), f"chunks of {PREFILL_CHUNK} rows"))
+        workspace = self._workspace(slots) + others * self._layer_workspace(slots)
+        lines.append(PlanLine("workspace", workspace, f"chunks of {PREFILL_CHUNK} rows"))
         system = "desktop and driver" if self.device.startswith("cuda") else "the program and the desktop"
-        return (*lines, PlanLine("reserve", self.reserve, system))
+        if others:
+            system += ", on each card"
+        return (*lines, PlanLine("reserve", self.reserve * (1 + others), system))
+
+    def shares(self, context: int) -> tuple[CardShare, ...]:
+        """The same plan card by card, none where there is one device."""
+        if not self.cards:
+            return ()
+        model, widths, slots = self.model, self.widths, plan_slots(context, self.tree)
+        rotary = rotary_bytes(model, context)
+        home = embedding_bytes(model, widths) + final_norm_bytes(model) + self._workspace(slots)
+        if self.head is not None:
+            home += head_bytes(self.head, widths.head) + rotary_bytes(self.head, context)
+            home += head_pool_bytes(self.head, widths, slots)
+        beside = self._layer_workspace(slots)
+        fixed = [self.reserve + rotary + (beside if index else home) for index in range(len(self.cards))]
+        rows = (slots + 1) * slot_bytes(model, widths.layers) // model.num_layers
+        return split.shares(self.cards, fixed, [held + rows for held in layer_bytes(model, widths.layers)])
 
     def longest_context(self, budget: int) -> int:
         """Largest context whose total is within the budget: the total never shrinks as the context grows."""
         low, high = 0, self.model.max_position
         while low < high:
             middle = (low + high + 1) // 2
-            fits = sum(line.nbytes for line in self.lines(middle)) <= budget
+            if self.cards:
+                fits = not any(card.excess for card in self.shares(middle))
+            else:
+                fits = sum(line.nbytes for line in self.lines(middle)) <= budget
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
@@ -194,3 +235,7 @@ class _Run:
             self.model, self.head, rows=PREFILL_CHUNK + 1, slots=slots, threads=self.threads
         )
         return buffers + logit_bytes(self.model, self.tree)
+
+    def _layer_workspace(self, slots: int) -> int:
+        """What a pass needs on a card that holds nothing but layers."""
+        return workspace_bytes(self.model, None, self.widths, slots, None, device=self.device)

@@ -46,20 +46,30 @@ def linear_bytes(rows: int, columns: int, bits: int) -> int:
 
 
 def block_bytes(model: ModelConfig, bits: int) -> int:
-    """Bytes of all decoder layers: linears at `bits`, norms in fp32, biases in the compute dtype.
+    """Bytes of all decoder layers and the final norm."""
+    return sum(layer_bytes(model, bits)) + final_norm_bytes(model)
+
+
+def layer_bytes(model: ModelConfig, bits: int) -> list[int]:
+    """Bytes of each decoder layer: linears at `bits`, norms in fp32, biases in the compute dtype.
 
     Matrices that a quantised repository left as floats have 16 bits.
     """
     h, q, kv = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     shapes = model.linear_shapes
     linears = sum(linear_bytes(*shape, bits) for shape in shapes.values())
-    plain = 0
-    for module in model.stored.plain if model.stored is not None else ():
-        shape = next(shape for name, shape in shapes.items() if module.endswith(name))
-        plain += linear_bytes(*shape, 16) - linear_bytes(*shape, bits)
     norms = 2 * h + ((model.num_heads + model.num_kv_heads) * model.head_dim if model.qk_norm else 0)
     biases = (q + 2 * kv if model.attention_bias else 0) + (h if model.output_bias else 0)
-    return model.num_layers * (linears + norms * 4 + biases * compute_bytes(bits)) + plain + h * 4
+    layers = [linears + norms * 4 + biases * compute_bytes(bits)] * model.num_layers
+    for module in model.stored.plain if model.stored is not None else ():
+        index, name = module.removeprefix("model.layers.").split(".", 1)
+        layers[int(index)] += linear_bytes(*shapes[name], 16) - linear_bytes(*shapes[name], bits)
+    return layers
+
+
+def final_norm_bytes(model: ModelConfig) -> int:
+    """Bytes of the norm after the last layer, fp32."""
+    return model.hidden_size * 4
 
 
 def rotary_bytes(model: ModelConfig | HeadConfig, context: int) -> int:
@@ -105,8 +115,12 @@ def head_row_bytes(head: HeadConfig, bits: int) -> int:
 
 def pool_bytes(model: ModelConfig, head: HeadConfig | None, widths: Widths, slots: int) -> int:
     """Bytes of the whole pool: `slots`, one more that padding rows write to, and the head's rows, scratch included."""
-    drafting = (slots + SCRATCH_ROWS) * head_row_bytes(head, widths.head) if head is not None else 0
-    return (slots + 1) * slot_bytes(model, widths.layers) + drafting
+    return (slots + 1) * slot_bytes(model, widths.layers) + head_pool_bytes(head, widths, slots)
+
+
+def head_pool_bytes(head: HeadConfig | None, widths: Widths, slots: int) -> int:
+    """Bytes of the head's rows beside `slots`, scratch included."""
+    return (slots + SCRATCH_ROWS) * head_row_bytes(head, widths.head) if head is not None else 0
 
 
 def step_bytes(model: ModelConfig, widths: Widths, *, native: bool = False) -> int:

@@ -92,6 +92,7 @@ def load_planned_target(
             context=context,
             device=torch.device(plan.device),
             lm_head_bits=plan.asked_lm_head,
+            places=[torch.device(device) for device in plan.layer_devices],
         )
     from treeeagle_edge.kernels.native.team import MOST_THREADS, Team
     from treeeagle_edge.native_target import load_native_target

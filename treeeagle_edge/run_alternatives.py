@@ -22,9 +22,18 @@ def require_fit(plan: RunPlan, settings: RunSettings, hardware: Hardware) -> Non
     options = alternatives(plan, settings, hardware)
     raise CannotRunError(
         f"{plan.model.name} at {plan.bits} bits with a context of {plan.context:,} needs "
-        f"{format_gb(plan.memory.total)}, and {format_gb(plan.memory.budget)} are free on {hardware.device}",
+        f"{format_gb(plan.memory.total)}, and {_free(plan)}",
         f"what fits: {'; '.join(options)}" if options else "free some memory, or use a smaller model",
     )
+
+
+def _free(plan: RunPlan) -> str:
+    """What there is, in words; of several cards also what each would have to hold."""
+    free = f"{format_gb(plan.memory.budget)} are free on {' and '.join(plan.devices)}"
+    if not plan.memory.cards:
+        return free
+    shares = (f"{format_gb(card.nbytes)} of {format_gb(card.free)}" for card in plan.memory.cards)
+    return f"{free} together ({', '.join(shares)})"
 
 
 def alternatives(plan: RunPlan, settings: RunSettings, hardware: Hardware) -> list[str]:
@@ -59,6 +68,11 @@ def alternatives(plan: RunPlan, settings: RunSettings, hardware: Hardware) -> li
             if KNOWN_MODELS[name].config != plan.model.config
         ]
         found += [f"--model {name} --bits 4" for name in smaller[:2]]
+    together = _all_cards(hardware)
+    if len(together.together) > len(hardware.together):
+        wider = _plan_if_allowed(settings, plan, together)
+        if wider is not None and wider.fits and wider.context >= plan.context:
+            found.append(f"--device {','.join(card.device for card in wider.cards)}")
     if hardware.kind == "cuda" and _fits_the_cpu(plan, settings, hardware):
         found.append("--device cpu")
     return found
@@ -70,6 +84,13 @@ def _plan_if_allowed(settings: RunSettings, plan: RunPlan, hardware: Hardware) -
         return plan_run(settings, plan.profile, hardware, plan.model).memory
     except UsageError:
         return None
+
+
+def _all_cards(hardware: Hardware) -> Hardware:
+    """The same machine where no card was named, so that all may share the layers."""
+    usable = sorted((gpu for gpu in hardware.gpus if gpu.usable), key=lambda gpu: (-gpu.free, gpu.index))
+    names = tuple(gpu.device for gpu in usable) if hardware.kind == "cuda" and len(usable) > 1 else ()
+    return replace(hardware, together=names, asked_together=False)
 
 
 def _has_widths(settings: RunSettings, profile: MemoryProfile, device: str, *, native: bool) -> bool:
@@ -88,7 +109,7 @@ def _fits_the_cpu(plan: RunPlan, settings: RunSettings, hardware: Hardware) -> b
     on_cpu = replace(settings, device="cpu", profile=None)
     model = plan.model if settings.model is not None else planned_model(replace(on_cpu, head=None), profile)
     context = None if settings.context is None else min(settings.context, model.config.max_position)
-    here = replace(hardware, device="cpu")
+    here = replace(hardware, device="cpu", together=(), asked_together=False)
     try:
         return plan_run(replace(on_cpu, context=context), profile, here, model).memory.fits
     except UsageError:  # native kernels hold other widths than those that were asked for

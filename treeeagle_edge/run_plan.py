@@ -16,8 +16,10 @@ from treeeagle_edge.known_models import KNOWN_MODELS, find_known
 from treeeagle_edge.model_config import ModelConfig, StoredWidth
 from treeeagle_edge.models import BUNDLED_HEADS, model_label, resolve_head, resolve_model
 from treeeagle_edge.plan import MemoryPlan, plan_memory
+from treeeagle_edge.plan_split import Card
 from treeeagle_edge.profile_config import MemoryProfile, choose_profile, load_profile
 from treeeagle_edge.rounds import TreeShape, tree_shape
+from treeeagle_edge.run_split import arrange, longest_contexts, split_note
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.widths import Widths
 
@@ -61,11 +63,24 @@ class RunPlan:
     note: PlanNote | None = None  # where the kernels are not the best thinkable
     asked_lm_head: int | None = None  # bits, None for the usual: a repository may store its own
     rotation: PlanNote | None = None  # where hidden states are rotated, so that heads seldom suit them
+    split: PlanNote | None = None  # where layers are split over several cards
 
     @property
     def widths(self) -> Widths:
         """Bits of layers, lm_head and draft head."""
         return self.memory.widths
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All devices that it runs on, the home of embedding, lm_head and draft head first."""
+        return tuple(card.device for card in self.memory.cards) or (self.device,)
+
+    @property
+    def layer_devices(self) -> tuple[str, ...]:
+        """The device of each layer."""
+        if not self.memory.cards:
+            return (self.device,) * self.model.config.num_layers
+        return tuple(card.device for card in self.memory.cards for _ in range(card.layers))
 
 
 def pick_profile(settings: RunSettings, hardware: Hardware) -> MemoryProfile:
@@ -80,7 +95,8 @@ def plan_run(
 ) -> RunPlan:
     """Fill what the person left open from the profile and plan the memory against what is free on the device now.
 
-    A context that was asked for is kept. The profile's own is shortened to what the model and the memory allow. On a
+    A context that was asked for is kept. The profile's own is shortened to what the model and the memory allow, those
+    of all cards together where layers may be split. On a
     CPU without native kernels, a profile's 4 bits become 8 and its tree a small one. A model that comes quantised keeps
     its width, or takes 8 bits on native kernels. Raises UsageError for a context out of range and for widths that
     cannot be had, CannotRunError where native kernels were asked for and cannot serve. The plan may not fit: see
@@ -99,7 +115,7 @@ def plan_run(
     tree = _tree(settings, shape, model.head)
     head_bits, lm_head_bits = asked_widths(settings, profile)
 
-    def planned(context: int) -> MemoryPlan:
+    def planned(context: int, cards: tuple[Card, ...]) -> MemoryPlan:
         return plan_memory(
             model.config,
             model.head,
@@ -113,19 +129,34 @@ def plan_run(
             threads=settings.threads or hardware.cpu.cores,
             head_bits=head_bits,
             lm_head_bits=lm_head_bits,
+            cards=cards,
         )
 
     wanted = settings.context or min(profile.context, model.config.max_position)
-    memory = planned(wanted)
-    if settings.context is None and not memory.fits and memory.longest_context >= min(USEFUL_CONTEXT, wanted):
-        wanted = memory.longest_context
-        memory = planned(wanted)
+    memory = arrange(planned, wanted, hardware)
+    if settings.context is None and not memory.fits:
+        shorter = longest_contexts(planned, memory, wanted, hardware)
+        useful = next((each for each in shorter if each >= min(USEFUL_CONTEXT, wanted)), None)
+        if useful is not None:
+            wanted, memory = useful, arrange(planned, useful, hardware)
     note = _kernels_note(backend, profile if replaced else None)
     if stored is not None and backend.native:
         note = _stored_note(stored, bits)
     rotation = None if settings.wants_plain else _rotation_note(model)
+    split = split_note(memory, hardware)
     return RunPlan(
-        profile, model, hardware.device, bits, wanted, tree, memory, backend, note, lm_head_bits, rotation
+        profile,
+        model,
+        hardware.device,
+        bits,
+        wanted,
+        tree,
+        memory,
+        backend,
+        note,
+        lm_head_bits,
+        rotation,
+        None if split is None else PlanNote(*split),
     )
 
 

@@ -45,6 +45,7 @@ class Runtime:
     tree: TreeShape | None
     kernels: str  # "native" or "torch"
     notes: tuple[str, ...]  # sentences the person should read
+    other_devices: tuple[str, ...] = ()  # cards that hold layers beside `device`
 
 
 def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> Runtime:
@@ -67,13 +68,18 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
     target, head = load_models(plan, checkpoint, threads, head_path)
     # before what passes cost is measured
     slower = choose_kernels(
-        torch.device(plan.device), _kernel_shapes(plan, target, head), plain=settings.kernels == "torch"
+        torch.device(plan.device),
+        _kernel_shapes(plan, target, head),
+        plain=settings.kernels == "torch",
+        others=[torch.device(device) for device in plan.devices[1:]],
     )
     engine = _build_engine(
         plan, target, head, exact=settings.exact, cache=_costs_path(plan, hardware, threads)
     )
     notes = [*hardware.notes, *slower, *engine.notes]
-    notes += [f"{note.text}; {note.hint}" for note in (plan.note, plan.rotation) if note is not None]
+    notes += [
+        f"{note.text}; {note.hint}" for note in (plan.note, plan.rotation, plan.split) if note is not None
+    ]
     if head is not None:
         notes += head.notes
     elif not settings.wants_plain and plan.rotation is None:
@@ -86,13 +92,14 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
         model_name=plan.model.name,
         head_name=plan.model.head_name if head is not None else None,
         device=plan.device,
-        device_label=hardware.label,
+        device_label=hardware.label_of(plan.devices),
         device_why=hardware.why,
         bits=plan.bits,
         context=plan.context,
         tree=plan.tree if head is not None else None,
         kernels="native" if plan.backend.native else "torch",
         notes=tuple(notes),
+        other_devices=plan.devices[1:],
     )
 
 
@@ -129,6 +136,7 @@ def _costs_path(plan: RunPlan, hardware: Hardware, threads: int) -> Path:
         plan.widths,
         plan.backend,
         plan.tree,
+        plan.layer_devices,
         *([] if plan.device == "cpu" else map(serving, OPERATIONS)),
     )
     return cache_dir() / "costs" / f"{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.json"

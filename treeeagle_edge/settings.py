@@ -14,7 +14,7 @@ class RunSettings:
     bits: int | None = None  # 4, 8, 16 or 32
     head_bits: int | None = None  # of the draft head: 4, 8 or 16
     lm_head_bits: int | None = None  # 8 or 16
-    device: str | None = None  # "cpu", "cuda", "cuda:1"
+    device: str | None = None  # "cpu", "cuda", "cuda:1", "cuda:0,cuda:1"
     profile: str | None = None  # a shipped name or a YAML file
     context: int | None = None  # tokens
     threads: int | None = None

@@ -65,7 +65,7 @@ def run_bench(
     program = host.current()
     runtime = load_runtime(options.settings, progress=progress)
     loading_peak = host.peak()
-    watch = MemoryWatch(runtime.device)
+    watch = MemoryWatch(runtime.device, *runtime.other_devices)
     on_host = runtime.device == "cpu"
     loaded = watch.current()
     bench = Bench(

@@ -44,7 +44,9 @@ LmHeadBitsOption = Annotated[
 ]
 DeviceOption = Annotated[
     str | None,
-    typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N. Chosen by itself if not given."),
+    typer.Option(
+        "--device", metavar="DEVICE", help="cpu, cuda, cuda:N, or cuda:0,cuda:1 for both. [default: auto]"
+    ),
 ]
 ProfileOption = Annotated[
     str | None,

@@ -190,6 +190,10 @@ def _info(conversation: Conversation, _argument: str) -> None:
         ("saved in", str(conversation.autosave.path or "nowhere: history is off")),
     ]
     rows += [(line.name, f"{line.nbytes / 1e9:.2f} GB {line.note}".rstrip()) for line in runtime.plan.lines]
+    rows += [
+        (card.device, f"{card.nbytes / 1e9:.2f} of {card.free / 1e9:.2f} GB {card.contents}")
+        for card in runtime.plan.cards
+    ]
     rows.append(("plan", f"{runtime.plan.total / 1e9:.2f} of {runtime.plan.budget / 1e9:.2f} GB"))
     width = max(len(name) for name, _ in rows)
     say("\n".join(f"  {name:<{width}}  {value}" for name, value in rows))

@@ -155,6 +155,8 @@ def check_choices(plan: RunPlan) -> Iterator[Check]:
     if profile.device != device.partition(":")[0]:
         text = f"profile {profile.name} is made for {profile.device}, and this runs on {device}"
         yield Check("profile", WARN, text, "leave --profile out to get the one for this device")
+    if plan.split is not None:
+        yield Check("cards", WARN, plan.split.text, plan.split.hint)
     if plan.rotation is not None:
         yield Check("rotation", WARN, plan.rotation.text, plan.rotation.hint)
     if plan.bits == 8 and device.startswith("cuda"):

@@ -44,6 +44,9 @@ def _plan_lines(run: RunPlan) -> list[str]:
         longest += ", all the model has"
     total = f"{memory.total / GB:.2f}" if memory.total < GB else f"{memory.total / GB:.1f}"
     lines.append(f"      {'total':<{width}}  {total} of {format_gb(memory.budget)}, {verdict}; {longest}")
+    for card in memory.cards:
+        held = f"{card.nbytes / GB:.1f} of {format_gb(card.free)}"
+        lines.append(f"      {card.device:<{width}}  {held}, {card.contents}")
     return lines
 
 
@@ -104,4 +107,5 @@ def _plan_json(run: RunPlan) -> dict[str, Any]:
         "fits": memory.fits,
         "slots": memory.slots,
         "longest_context": memory.longest_context,
+        "cards": [asdict(card) for card in memory.cards],
     }

@@ -185,7 +185,7 @@ def _verdict(
         return _cannot(problem, (*fallback, *options))
     if not plan.memory.fits:
         options = alternatives(plan, settings, hardware)
-        over = format_gb(plan.memory.total - plan.memory.budget)
+        over = format_gb(plan.memory.excess)
         advice = f"; what fits: {'; '.join(options)}" if options else ""
         return Verdict(False, f"does not fit, {over} too much{advice}", None, tuple(options))
     blocking = [check for check in found if check.status == FAIL and _blocks(check, plan)]

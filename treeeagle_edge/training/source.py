@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from treeeagle_edge.checkpoint import Checkpoint, open_checkpoint
+from treeeagle_edge.errors import UsageError
 from treeeagle_edge.hardware import Hardware, detect
 from treeeagle_edge.model_protocols import TargetModel
 from treeeagle_edge.planned_models import Progress, load_planned_target, plan_and_fetch
@@ -78,6 +79,9 @@ def find_target(settings: RunSettings, progress: Progress) -> TargetSource:
     """
     settings = replace(settings, speculate=False, head=None)
     hardware = detect(settings.device)
+    if hardware.asked_together:
+        raise UsageError("a head is made on one device", f"use --device {hardware.device}")
+    hardware = replace(hardware, together=())
     path, plan = plan_and_fetch(settings, pick_profile(settings, hardware), hardware, progress)
     threads = settings.threads or hardware.cpu.cores
     torch.set_num_threads(threads)

@@ -1,0 +1,52 @@
+"""Whether a run's layers are split over several cards: where none alone has room, or where the person asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from treeeagle_edge.hardware import Hardware
+from treeeagle_edge.plan import MemoryPlan
+from treeeagle_edge.plan_split import Card
+
+Planner = Callable[
+    [int, tuple[Card, ...]], MemoryPlan
+]  # of a context, over cards; over none: on the chosen device
+
+
+def arrange(planned: Planner, context: int, hardware: Hardware) -> MemoryPlan:
+    """The plan of `context` on one card where it fits there, else over the fewest cards that have the room.
+
+    Those with the most free memory come first. Where all together do not suffice it is the plan over all of them, which
+    does not fit. Cards that the person named are all used, in their order.
+    """
+    cards = hardware.cards
+    if hardware.asked_together:
+        return planned(context, cards)
+    plan = planned(context, ())
+    for count in range(2, len(cards) + 1):
+        if plan.fits:
+            break
+        plan = planned(context, cards[:count])
+    return plan
+
+
+def longest_contexts(planned: Planner, plan: MemoryPlan, context: int, hardware: Hardware) -> list[int]:
+    """Contexts that a `plan` which does not fit could be shortened to: on one card first, where rounds are faster."""
+    if not plan.cards or hardware.asked_together:
+        return [plan.longest_context]
+    return [planned(context, ()).longest_context, plan.longest_context]
+
+
+def split_note(plan: MemoryPlan, hardware: Hardware) -> tuple[str, str] | None:
+    """What a person should know of a plan over several cards, and a hint; None where it is on one device."""
+    if not plan.cards:
+        return None
+    held = ", ".join(f"{card.device} ({card.layers})" for card in plan.cards)
+    asked = hardware.asked_together
+    why = "as --device asks" if asked else "since no card has room alone"
+    hint = (
+        f"--device {hardware.device} keeps to one card"
+        if asked
+        else "a shorter --context or fewer --bits may fit one card, which is faster"
+    )
+    return f"layers are split over {held}, {why}; rounds are led by the host, without CUDA graphs", hint
