@@ -165,10 +165,10 @@ int64_t rows_together(int64_t rows, int threads) { return std::min(kMaxRowsToget
 void Worker::attend(const LayerShape& shape, const Pass& pass, const KeyValueRows& kv, const Activations& out) const {
   const AttentionJob job{shape.attention, space_.qkv.data(), shape.qkv_width(), kv.keys, kv.values, pass.reads, out,
                          nullptr};
-  const int64_t together = rows_together(pass.rows, part_.threads);
+  const int64_t together = rows_together(pass.rows, part_.threads), groups = (pass.rows + together - 1) / together;
   for (int64_t unit = part_.begin; unit < part_.end; ++unit) {
-    const int64_t row = unit / shape.attention.kv_heads * together;
-    k.attend(job, row, std::min(row + together, pass.rows), unit % shape.attention.kv_heads,
+    const int64_t row = unit % groups * together;
+    k.attend(job, row, std::min(row + together, pass.rows), unit / groups,
              space_.attention[static_cast<size_t>(part_.thread)].data());
   }
 }

@@ -137,7 +137,7 @@ class Worker {
   // Units are heads of queries and keys, those of a row side by side.
   void rotate_and_store(const LayerShape& shape, const LayerWeights& w, const RopeTable& rope, const Pass& pass,
                         const KeyValueRows& kv) const;
-  // Units are key heads, those of a few rows side by side.
+  // Units are a few rows of a key head; those of a head lie side by side, so that a share has smaller and larger ones.
   void attend(const LayerShape& shape, const Pass& pass, const KeyValueRows& kv, const Activations& out) const;
 
   const Kernels& k;
