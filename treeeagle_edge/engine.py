@@ -67,8 +67,7 @@ class Engine:
         self._controller: Controller | None = None
         self._device: DeviceRounds | None = None
         if on_device is None:
-            able = target.device.type == "cuda" and serving("attention") == TRITON
-            on_device = able and not pads and set(target.layer_devices) == {target.device}
+            on_device = not pads and can_stay_on_device(target)
         if on_device:
             self._device = self._on_device(slots, graphs)
             self._try_shapes()
@@ -241,3 +240,9 @@ class Engine:
                     if choice is not None:
                         choice.time(shape, settled.verify_s)
         self.reset()
+
+
+def can_stay_on_device(target: TargetModel) -> bool:
+    """Whether rounds can do without the host: on CUDA, with an attention that reads lengths there, on one card."""
+    one_card = set(target.layer_devices) == {target.device}
+    return target.device.type == "cuda" and one_card and serving("attention") == TRITON

@@ -204,5 +204,5 @@ def _fit_notes(name: str, config: ModelConfig) -> tuple[str, ...]:
         return ()
     return (
         f"{name} at {plan.bits} bits needs {format_gb(plan.memory.total)}, and {format_gb(plan.memory.budget)} are "
-        f"free on {hardware.device}; treeeagle profile --model {name} says what would fit",
+        f"free on {' and '.join(plan.devices)}; treeeagle profile --model {name} says what would fit",
     )

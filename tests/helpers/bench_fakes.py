@@ -162,6 +162,7 @@ def fake_runtime(engine: FakeEngine, *, bits: int = 16, notes: tuple[str, ...] =
         model_name="fake-1m",
         head_name="fake-head" if engine.has_head else None,
         device="cpu",
+        other_devices=(),
         device_label="cpu (2 cores, avx2)",
         bits=bits,
         context=engine.context,

@@ -109,6 +109,23 @@ def test_on_cuda_triton_is_chosen_on_the_card_of_the_run(card: list[torch.device
     assert serving() == set(dispatch.OPERATIONS) and card == [CUDA]
 
 
+def test_what_fails_on_one_of_several_cards_serves_on_none(
+    card: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[tuple[torch.device, list[ModelShape]]] = []
+
+    def refusals(name: str, device: torch.device, shapes: list[ModelShape]) -> dict[str, str]:
+        tried.append((device, list(shapes)))
+        return {"silu_gate": "triton fails: no ptxas"} if device == other else {}
+
+    other = torch.device("cuda:2")
+    monkeypatch.setattr(trial, "refusals", refusals)
+    said = trial.choose_kernels(CUDA, iter(SHAPES), plain=False, others=[other])
+    assert said == ("slower without Triton's kernels: SiLU gate (triton fails: no ptxas)",)
+    assert tried == [(CUDA, list(SHAPES)), (other, list(SHAPES))]
+    assert serving() == set(dispatch.OPERATIONS) - {"silu_gate"} and card == [CUDA]
+
+
 def test_kernels_torch_keeps_the_reference_without_a_word(card: list[torch.device]) -> None:
     assert trial.choose_kernels(CUDA, SHAPES, plain=True) == ()
     assert dispatch.current_backend() == "reference" and card == [CUDA]

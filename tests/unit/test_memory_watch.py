@@ -62,3 +62,16 @@ def test_on_cuda_the_allocator_is_asked(monkeypatch: pytest.MonkeyPatch):
     assert (watch.current(), watch.peak()) == (11, 22)
     assert asked == [("reset", "cuda:1"), ("now", "cuda:1"), ("peak", "cuda:1")]
     assert watch.source == "peak of the CUDA allocator"
+
+
+def test_several_cards_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = {"cuda:0": 5, "cuda:1": 7}
+    emptied: list[str] = []
+    cuda = SimpleNamespace(
+        reset_peak_memory_stats=emptied.append,
+        memory_allocated=held.__getitem__,
+        max_memory_allocated=lambda device: 2 * held[device],
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    watch = MemoryWatch("cuda:0", "cuda:1")
+    assert (watch.current(), watch.peak()) == (12, 24) and emptied == ["cuda:0", "cuda:1"]

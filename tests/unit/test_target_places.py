@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from treeeagle_edge import engine as engine_module
+from treeeagle_edge import target as target_module
 from treeeagle_edge import target_places
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.kernels.tree_view import TreeView
@@ -111,7 +115,7 @@ def test_runs_are_the_layers_that_follow_each_other_in_a_place() -> None:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("bits", [32, 16])
+@pytest.mark.parametrize("bits", [32, 16, 8, 4])
 def test_logits_features_and_keys_are_those_of_one_place(split: str, bits: int) -> None:
     whole, whole_store = passes(placed(None, bits))
     parts, store = passes(placed(SPLITS[split], bits))
@@ -227,6 +231,36 @@ def test_a_device_apart_takes_no_tensor_of_another(monkeypatch: pytest.MonkeyPat
         target._next_norms = (*target._next_norms[:-1], target._weights.final_norm)  # home's, read elsewhere
         with pytest.raises(RuntimeError, match="meta"):
             target.forward(ids, ids, ids, view, store, (1, 4))
+
+
+def test_activations_have_the_dtype_that_every_card_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fp16 where one of the cards lacks bf16, and the question is put to each card itself."""
+    asked: list[torch.device] = []
+
+    @contextmanager
+    def noted(device: torch.device) -> Iterator[None]:
+        asked.append(device)
+        yield
+
+    def has_bf16(including_emulation: bool) -> bool:
+        return asked[-1].index == 0
+
+    cards = [torch.device("cuda:0"), torch.device("cuda:1")]
+    monkeypatch.setattr(target_module, "current", noted)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", has_bf16)
+    assert target_module._common_dtype(4, cards[:1], "llama") == torch.bfloat16
+    assert target_module._common_dtype(4, cards, "llama") == torch.float16
+    assert target_module._common_dtype(4, cards, "qwen2") == torch.bfloat16
+    assert target_module._common_dtype(32, cards, "llama") == torch.float32
+    assert set(asked) == set(cards)
+
+
+def test_rounds_stay_on_the_device_only_where_all_layers_lie_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = torch.device("cuda:0"), torch.device("cuda:1")
+    monkeypatch.setattr(engine_module, "serving", lambda operation: "triton")
+    for layers, stays in (((one, one), True), ((one, other), False), ((other, other), False)):
+        target: Any = SimpleNamespace(device=one, layer_devices=layers)
+        assert engine_module.can_stay_on_device(target) == stays
 
 
 def test_views_move_as_what_they_are() -> None:
