@@ -102,10 +102,15 @@ def test_peaks_are_the_largest_logits_and_nan_where_a_row_is_not_finite(isa: str
     assert np.isnan(spoilt.peaks).all()
 
 
-def test_a_tree_gives_the_logits_and_features_of_plain_decoding(isa: str) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "nodes"),
+    [(61, 24), (61, 12), (125, 12), (125, 24)],
+    ids=["block", "block, few rows", "chunk, few rows", "chunk"],
+)
+def test_a_tree_gives_the_logits_and_features_of_plain_decoding(isa: str, prompt: int, nodes: int) -> None:
+    """The tree crosses the border of a block of 64 positions, or of a chunk of 128."""
     it = toy(isa, 2)
     rng = np.random.default_rng(4)
-    prompt, nodes = 61, 24  # the tree crosses the border of a block of 64 positions
     slots = rng.permutation(SLOTS).astype(np.int64)
     ids = rng.integers(0, V, prompt + nodes)
     parents = [-1, *(int(rng.integers(0, r)) for r in range(1, nodes))]
@@ -114,7 +119,8 @@ def test_a_tree_gives_the_logits_and_features_of_plain_decoding(isa: str) -> Non
         visible[r] |= visible[parents[r]]
     positions = prompt - 1 + visible.sum(1)
     shared = store()
-    causal(it.model, ids[:prompt], shared, slots)
+    pieces = tuple(range(50, prompt - 11, 50))
+    causal(it.model, ids[:prompt], shared, slots, pieces)
     node_slots = slots[prompt : prompt + nodes]
     taps = np.array([1, 2])
     got = it.model.forward(
@@ -126,7 +132,7 @@ def test_a_tree_gives_the_logits_and_features_of_plain_decoding(isa: str) -> Non
         path = np.flatnonzero(visible[r])
         text = np.concatenate((ids[:prompt], ids[prompt + path]))
         fresh, order = store(), np.arange(len(text))
-        causal(it.model, text[:-1], fresh, order, tuple(range(50, len(text) - 1, 3)))
+        causal(it.model, text[:-1], fresh, order, (*pieces, *range(prompt - 11, len(text) - 1, 3)))
         last = order[-1:]
         plain = it.model.forward(
             text[-1:],

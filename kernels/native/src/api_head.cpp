@@ -197,9 +197,19 @@ int te_attention(te_team* team, const float* query, int64_t heads, int64_t kv_he
         space.qkv.data()[r * shape.qkv_width() + i] = query[r * shape.query_width() + i] * scale;
     AttentionJob job{shape.attention, space.qkv.data(), shape.qkv_width(), kv->keys, kv->values, ours.reads,
                      space.second(pass->rows), out};
+    const Kernels& k = team->kernels;
+    char* scratch = space.attention[0].data();
+    if (pass->rows <= kMaxRowsTogether) {  // as a layer does
+      space.make_room_for_parts(shape.attention, ours);
+      for (int64_t chunk = 0; chunk < ours.reads.chunks(0, pass->rows); ++chunk)
+        k.attend_parts(job, pass->rows, 0, kv_heads, chunk, space.parts.data(), scratch);
+      for (int64_t row = 0; row < pass->rows; ++row)
+        for (int64_t head = 0; head < heads; ++head) k.merge_parts(job, pass->rows, row, head, space.parts.data());
+      return;
+    }
     for (int64_t row = 0; row < pass->rows; row += kMaxRowsTogether)
       for (int64_t head = 0; head < kv_heads; ++head)
-        team->kernels.attend(job, row, std::min(row + kMaxRowsTogether, pass->rows), head, space.attention[0].data());
+        k.attend(job, row, std::min(row + kMaxRowsTogether, pass->rows), head, scratch);
   });
 }
 

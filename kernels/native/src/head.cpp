@@ -41,6 +41,7 @@ Head::Head(const HeadConfig& c, const Model& t)
 }
 
 void Head::step(const Pass& pass, const KeyValueRows& kv, const HeadInput& input, const HeadWanted& wanted) {
+  space.make_room_for_parts(config.layer.attention, pass);
   target.team.run(Call(*this, pass, kv, input, wanted));
 }
 

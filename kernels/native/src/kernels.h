@@ -6,6 +6,7 @@
 namespace te {
 
 constexpr int kKeyBlock = 64;  // reading positions that share one softmax rescaling; blocks are cut by absolute position
+constexpr int kChunk = 2 * kKeyBlock;  // positions whose softmax begins anew; what chunks find is merged in order
 
 // Shapes of one attention layer and of its key and value rows.
 struct AttentionShape {
@@ -13,6 +14,7 @@ struct AttentionShape {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;  // a multiple of 32
   int64_t group() const { return heads / kv_heads; }
+  int64_t part_width() const { return head_dim + 16; }  // floats that a chunk leaves of one query
 };
 
 // What the rows of one pass read: `prefix` first, then each row its own list.
@@ -24,6 +26,12 @@ struct ReadingLists {
   int64_t stride = 0;
 
   int64_t length(int64_t row) const { return prefix_count + own_count[row]; }
+  // Of the longest of rows [row0, row1).
+  int64_t chunks(int64_t row0, int64_t row1) const {
+    int64_t longest = 0;
+    for (int64_t r = row0; r < row1; ++r) longest = length(r) > longest ? length(r) : longest;
+    return (longest + kChunk - 1) / kChunk;
+  }
   int64_t slot(int64_t row, int64_t position) const {
     return position < prefix_count ? prefix[position] : own[row * stride + position - prefix_count];
   }
@@ -58,7 +66,14 @@ struct Kernels {
   void (*store_bf16)(const float* x, int64_t n, uint16_t* out);
   // query rows [row0, row1) of one kv head, all of its query heads
   void (*attend)(const AttentionJob& job, int64_t row0, int64_t row1, int64_t kv_head, void* scratch);
-  int64_t (*attend_scratch)(const AttentionShape& shape, int64_t rows);
+  // the same cut into chunks, for all `rows` and kv heads [head0, head1): each goes to its place in
+  // parts [chunks][rows][heads][part_width] ...
+  void (*attend_parts)(const AttentionJob& job, int64_t rows, int64_t head0, int64_t head1, int64_t chunk, float* parts,
+                       void* scratch);
+  // ... whence those of one row and one query head are merged
+  void (*merge_parts)(const AttentionJob& job, int64_t rows, int64_t row, int64_t head, float* parts);
+  // bytes of scratch for so many queries at once
+  int64_t (*attend_scratch)(const AttentionShape& shape, int64_t queries);
   // the largest of x and its index, the lower one among equals; value NaN where one of x is not finite
   void (*peak_of)(const float* x, int64_t n, float* value, int64_t* index);
   // the k largest of log_softmax(x), descending, the lower index first among equals; k <= n

@@ -19,7 +19,7 @@ Workspace::Workspace(const LayerShape& shape, const Kernels& kernels, int thread
   for (int t = 0; t < threads; ++t) {
     row.emplace_back(widest);
     tile.emplace_back(rows * 2 * kBlock);
-    attention.emplace_back(kernels.attend_scratch(shape.attention, kMaxRowsTogether));
+    attention.emplace_back(kernels.attend_scratch(shape.attention, kMaxRowsTogether * shape.attention.heads));
   }
 }
 
@@ -157,24 +157,47 @@ void Worker::rotate_and_store(const LayerShape& shape, const LayerWeights& w, co
 
 namespace {
 
+// Few rows leave little to share out between threads, so that their positions are cut into chunks.
+bool in_chunks(const Pass& pass) { return pass.rows <= kMaxRowsTogether; }
+
+// All heads of a chunk lie side by side in memory and are best read together, if that leaves every thread something to do.
+int64_t heads_a_unit(const AttentionShape& shape, const Pass& pass, int threads) {
+  return pass.reads.chunks(0, pass.rows) >= 2 * threads ? shape.kv_heads : 1;
+}
+
 // Query rows that are handled together: as many as leave every thread something to do.
 int64_t rows_together(int64_t rows, int threads) { return std::min(kMaxRowsTogether, (rows + threads - 1) / threads); }
 
+enum Step : int64_t { kProject, kRotate, kAttend, kMerge, kOutput, kNorm, kGate, kDown };
+
 }  // namespace
 
-void Worker::attend(const LayerShape& shape, const Pass& pass, const KeyValueRows& kv, const Activations& out) const {
-  const AttentionJob job{shape.attention, space_.qkv.data(), shape.qkv_width(), kv.keys, kv.values, pass.reads, out,
-                         nullptr};
+void Workspace::make_room_for_parts(const AttentionShape& shape, const Pass& pass) {
+  if (!in_chunks(pass)) return;
+  const int64_t needed = pass.reads.chunks(0, pass.rows) * pass.rows * shape.heads * shape.part_width();
+  if (parts.size() < needed) parts = Vector(2 * needed);
+}
+
+void Worker::attend(const AttentionJob& job, const Pass& pass) const {
+  char* scratch = space_.attention[static_cast<size_t>(part_.thread)].data();
+  if (in_chunks(pass)) {
+    const int64_t heads = heads_a_unit(job.shape, pass, part_.threads), units = job.shape.kv_heads / heads;
+    for (int64_t unit = part_.begin; unit < part_.end; ++unit) {
+      const int64_t head = unit % units * heads;
+      k.attend_parts(job, pass.rows, head, head + heads, unit / units, space_.parts.data(), scratch);
+    }
+    return;
+  }
   const int64_t together = rows_together(pass.rows, part_.threads), groups = (pass.rows + together - 1) / together;
   for (int64_t unit = part_.begin; unit < part_.end; ++unit) {
     const int64_t row = unit % groups * together;
-    k.attend(job, row, std::min(row + together, pass.rows), unit / groups,
-             space_.attention[static_cast<size_t>(part_.thread)].data());
+    k.attend(job, row, std::min(row + together, pass.rows), unit / groups, scratch);
   }
 }
 
-namespace {
-enum Step : int64_t { kProject, kRotate, kAttend, kOutput, kNorm, kGate, kDown };
+void Worker::merge(const AttentionJob& job, const Pass& pass) const {
+  for (int64_t unit = part_.begin; unit < part_.end; ++unit)
+    k.merge_parts(job, pass.rows, unit / job.shape.heads, unit % job.shape.heads, space_.parts.data());
 }
 
 int64_t LayerPhases::units(int64_t phase, int threads) const {
@@ -183,9 +206,11 @@ int64_t LayerPhases::units(int64_t phase, int threads) const {
     case kProject: return tiles_of(w.qkv());
     case kRotate: return pass.rows * (s.heads + s.kv_heads);
     case kAttend: {
+      if (in_chunks(pass)) return pass.reads.chunks(0, pass.rows) * (s.kv_heads / heads_a_unit(s, pass, threads));
       const int64_t together = rows_together(pass.rows, threads);
       return (pass.rows + together - 1) / together * s.kv_heads;
     }
+    case kMerge: return in_chunks(pass) ? pass.rows * s.heads : 0;
     case kOutput: return w.o.weight.tiles;
     case kNorm: return pass.rows;
     case kGate: return w.gate.weight.n / kBlock;
@@ -198,6 +223,7 @@ void LayerPhases::work(int64_t phase, const Kernels& kernels, const Part& part) 
   const int64_t rows = pass.rows;
   const Activations a = space.first(rows), b = space.second(rows);
   const Weight& gate = w.gate.weight;
+  const AttentionJob job{shape.attention, space.qkv.data(), shape.qkv_width(), kv.keys, kv.values, pass.reads, b, nullptr};
   float *q = space.qkv.data(), *k = q + shape.query_width(), *v = k + shape.kv_width();
   switch (phase) {
     case kProject:
@@ -206,7 +232,8 @@ void LayerPhases::work(int64_t phase, const Kernels& kernels, const Part& part) 
                              {&w.v.weight, w.v_bias.data(), v}},
                             a, rows, shape.qkv_width(), worker.beginning({&w.o.weight}));
     case kRotate: return worker.rotate_and_store(shape, w, rope, pass, kv);
-    case kAttend: return worker.attend(shape, pass, kv, b);
+    case kAttend: return worker.attend(job, pass);
+    case kMerge: return worker.merge(job, pass);
     case kOutput:
       return worker.project_add(w.o.weight, b, rows, w.o_bias.data(), shape.residual_scale, x,
                                 {&gate, Share(gate.n / kBlock, part.thread, part.threads).begin * 2});

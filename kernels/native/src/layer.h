@@ -88,6 +88,10 @@ struct Workspace {
   std::vector<Vector> row;       // per thread: [widest] one row
   std::vector<Vector> tile;      // per thread: [rows][64] results of a few tiles
   std::vector<Buffer<char>> attention;  // per thread
+  Vector parts;                  // [chunks][rows][heads][part_width] what chunks of attention leave
+
+  // Grows with the context, so seldom; before the pass, since its threads share it.
+  void make_room_for_parts(const AttentionShape& shape, const Pass& pass);
 
   Activations first(int64_t rows) { return {quants.data(), infos.data(), rows}; }
   Activations second(int64_t rows) { return {quants_other.data(), infos_other.data(), rows}; }
@@ -137,8 +141,10 @@ class Worker {
   // Units are heads of queries and keys, those of a row side by side.
   void rotate_and_store(const LayerShape& shape, const LayerWeights& w, const RopeTable& rope, const Pass& pass,
                         const KeyValueRows& kv) const;
-  // Units are a few rows of a key head; those of a head lie side by side, so that a share has smaller and larger ones.
-  void attend(const LayerShape& shape, const Pass& pass, const KeyValueRows& kv, const Activations& out) const;
+  // Units are key heads, and of each the rows a few at a time; where there are few rows, key heads of a chunk of positions,
+  // which `merge` then puts together, a row and a query head a unit.
+  void attend(const AttentionJob& job, const Pass& pass) const;
+  void merge(const AttentionJob& job, const Pass& pass) const;
 
   const Kernels& k;
 
@@ -153,7 +159,7 @@ class Worker {
 
 // The phases of a layer after its input norm: space.first() holds the normalised input, x the residual stream.
 struct LayerPhases {
-  static constexpr int64_t kCount = 7;
+  static constexpr int64_t kCount = 8;
 
   const LayerShape& shape;
   const LayerWeights& w;

@@ -38,6 +38,7 @@ Model::Model(const ModelConfig& c, const Kernels& k, Team& t)
       space(c.layer, k, t.size(), c.max_rows, std::max({c.layer.hidden, c.layer.intermediate, c.layer.query_width()})) {}
 
 void Model::forward(const Pass& pass, uint16_t* keys, uint16_t* values, int64_t slots, const Wanted& wanted) {
+  space.make_room_for_parts(config.layer.attention, pass);
   team.run(Call(*this, pass, keys, values, slots, wanted));
 }
 
