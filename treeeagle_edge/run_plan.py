@@ -13,13 +13,14 @@ from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.hub.fetch import cached_repository, is_repository
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
-from treeeagle_edge.model_config import ModelConfig, StoredWidth
+from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.models import BUNDLED_HEADS, model_label, resolve_head, resolve_model
 from treeeagle_edge.plan import MemoryPlan, plan_memory
 from treeeagle_edge.plan_split import Card
 from treeeagle_edge.profile_config import MemoryProfile, choose_profile, load_profile
 from treeeagle_edge.rounds import TreeShape, tree_shape
-from treeeagle_edge.run_split import arrange, longest_contexts, split_note
+from treeeagle_edge.run_notes import PlanNote, kernels_note, rotation_note, split_note, stored_note
+from treeeagle_edge.run_split import arrange, longest_contexts
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.widths import Widths
 
@@ -38,14 +39,6 @@ class PlannedModel:
     head: HeadConfig | None
     on_disk: bool  # False: shapes from the table of known models, the weights are not on this machine
     head_on_disk: bool = False
-
-
-@dataclass(frozen=True)
-class PlanNote:
-    """What a person should know about a run before it begins."""
-
-    text: str  # a sentence
-    hint: str
 
 
 @dataclass(frozen=True)
@@ -139,11 +132,12 @@ def plan_run(
         useful = next((each for each in shorter if each >= min(USEFUL_CONTEXT, wanted)), None)
         if useful is not None:
             wanted, memory = useful, arrange(planned, useful, hardware)
-    note = _kernels_note(backend, profile if replaced else None)
+    note = kernels_note(backend, bits, profile if replaced else None)
     if stored is not None and backend.native:
-        note = _stored_note(stored, bits)
-    rotation = None if settings.wants_plain else _rotation_note(model)
-    split = split_note(memory, hardware)
+        note = stored_note(stored, bits)
+    rotation = None
+    if not settings.wants_plain:
+        rotation = rotation_note(model.name, model.config.rotation, drafts=model.head is not None)
     return RunPlan(
         profile,
         model,
@@ -156,7 +150,7 @@ def plan_run(
         note,
         lm_head_bits,
         rotation,
-        None if split is None else PlanNote(*split),
+        split_note(memory, hardware),
     )
 
 
@@ -164,50 +158,6 @@ def asked_widths(settings: RunSettings, profile: MemoryProfile) -> tuple[int | N
     """Bits of draft head and lm_head that were asked for, None for the usual ones."""
     head = profile.head_bits if settings.head_bits is None else settings.head_bits
     return head, profile.lm_head_bits if settings.lm_head_bits is None else settings.lm_head_bits
-
-
-def _kernels_note(backend: Backend, replaced: MemoryProfile | None) -> PlanNote | None:
-    """`replaced`: the profile whose bits and tree gave way, None where none did."""
-    slower = "runs on PyTorch's kernels, which are slower"
-    if replaced is not None:
-        why = backend.reason or "they were asked for"
-        instead = (
-            f"{_TORCH_BITS} bits and a small tree in place of profile {replaced.name}'s {replaced.bits} bits"
-        )
-        hint = backend.hint or "--bits 4 keeps 4 bits, at some cost in quality"
-        return PlanNote(f"{slower}, with {instead}: {why}", hint)
-    if backend.reason is None:
-        return None
-    return PlanNote(f"{slower}: {backend.reason}", backend.hint or "use --kernels torch to choose them")
-
-
-def _stored_note(stored: StoredWidth, bits: int) -> PlanNote:
-    """Says what native kernels make of weights that come quantised."""
-    text = f"its {stored.name} weights are converted to {bits}-bit blocks of the native kernels"
-    if bits == 8:
-        return PlanNote(
-            f"{text}, at next to no loss", "--kernels torch keeps them as they are stored, slower"
-        )
-    return PlanNote(
-        f"{text}, which rounds them a second time", "leave --bits out for 8 bits, at next to no loss"
-    )
-
-
-def _rotation_note(model: PlannedModel) -> PlanNote | None:
-    """Says that the hidden states are rotated, and what is made of it; None where nothing says that they are."""
-    rotation = model.config.rotation
-    if rotation is None:
-        return None
-    text = f"{model.name} has rotated hidden states ({rotation}), which a head made for the original model misreads"
-    if model.head is None:
-        return PlanNote(
-            f"{text}, so it decodes plainly",
-            "--head with a head that was made for this very checkpoint drafts; treeeagle train makes one",
-        )
-    return PlanNote(
-        f"{text}, and it drafts as asked",
-        "watch tokens/round; near 1 plain decoding is faster: leave out --head, --nodes, --depth and --branching",
-    )
 
 
 def _tree(settings: RunSettings, shape: TreeShape, head: HeadConfig | None) -> TreeShape | None:

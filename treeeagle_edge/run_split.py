@@ -35,18 +35,3 @@ def longest_contexts(planned: Planner, plan: MemoryPlan, context: int, hardware:
     if not plan.cards or hardware.asked_together:
         return [plan.longest_context]
     return [planned(context, ()).longest_context, plan.longest_context]
-
-
-def split_note(plan: MemoryPlan, hardware: Hardware) -> tuple[str, str] | None:
-    """What a person should know of a plan over several cards, and a hint; None where it is on one device."""
-    if not plan.cards:
-        return None
-    held = ", ".join(f"{card.device} ({card.layers})" for card in plan.cards)
-    asked = hardware.asked_together
-    why = "as --device asks" if asked else "since no card has room alone"
-    hint = (
-        f"--device {hardware.device} keeps to one card"
-        if asked
-        else "a shorter --context or fewer --bits may fit one card, which is faster"
-    )
-    return f"layers are split over {held}, {why}; rounds are led by the host, without CUDA graphs", hint
