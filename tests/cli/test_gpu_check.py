@@ -14,6 +14,7 @@ import torch
 from triton_cases import interpreter_problem
 
 from treeeagle_edge.cli.app import main
+from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.gpu_check.run import PLAN
 from treeeagle_edge.gpu_check.sizes import SIZES
 
@@ -120,6 +121,32 @@ def test_without_a_card_it_is_refused_with_the_reason(capsys: pytest.CaptureFixt
     assert main(["gpu-check"]) == 3
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: device cuda cannot be used: ") and " hint: " in err
+
+
+@pytest.mark.parametrize("hint", ["use --device cpu", "use one of cuda:0, or --device cpu"])
+def test_the_cpu_is_not_offered_in_place_of_a_card(
+    hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(device: str) -> None:
+        raise CannotRunError(f"device {device} cannot be used: no driver answered", hint)
+
+    monkeypatch.setattr("treeeagle_edge.hardware.detect", refuse)
+    assert main(["gpu-check"]) == 3
+    assert capsys.readouterr().err == (
+        "error: device cuda cannot be used: no driver answered\n"
+        " hint: this checks an NVIDIA card; treeeagle profile says what was found\n"
+    )
+
+
+def test_the_hint_of_a_fault_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(device: str) -> None:
+        raise CannotRunError("the NVIDIA driver failed", "restart the computer")
+
+    monkeypatch.setattr("treeeagle_edge.hardware.detect", refuse)
+    assert main(["gpu-check"]) == 3
+    assert " hint: restart the computer\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
