@@ -13,6 +13,7 @@ from treeeagle_edge.cli.app import main
 from treeeagle_edge.cli.options import SamplingChoices, run_settings, stop_strings
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.sampling_params import SamplingParams
+from treeeagle_edge.widths import choose_widths
 
 RUN = [sys.executable, "-m", "treeeagle_edge.cli.app"]
 
@@ -61,6 +62,23 @@ def test_alone_it_shows_help(capsys):
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"treeeagle {__version__}\n"
+
+
+def test_help_says_the_widths_that_are_chosen(capsys):
+    assert main(["chat", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    usual, native, floats = (
+        choose_widths(bits, "cpu", native=kernels) for bits, kernels in ((8, False), (8, True), (32, False))
+    )
+    on_card = choose_widths(8, "cuda:0", native=False)
+    assert (
+        f"The draft head. [default: {usual.head}; {native.head} on native kernels; {floats.head} at --bits 32]"
+        in text
+    )
+    assert (
+        f"output matrix. [default: {on_card.lm_head}; {usual.lm_head} on the CPU at --bits 4 or 8;"
+        f" {floats.lm_head} at --bits 32]" in text
+    )
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,18 @@ BitsOption = Annotated[
 ]
 HeadBitsOption = Annotated[
     int | None,
-    typer.Option("--head-bits", metavar="4|8|16", help="The draft head. [default: 16; 8 on native kernels]"),
+    typer.Option(
+        "--head-bits",
+        metavar="4|8|16",
+        help="The draft head. [default: 16; 8 on native kernels; 32 at --bits 32]",
+    ),
 ]
 LmHeadBitsOption = Annotated[
     int | None,
     typer.Option(
-        "--lm-head-bits", metavar="8|16", help="The model's output matrix. [default: 16; 8 on the CPU]"
+        "--lm-head-bits",
+        metavar="8|16",
+        help="The model's output matrix. [default: 16; 8 on the CPU at --bits 4 or 8; 32 at --bits 32]",
     ),
 ]
 DeviceOption = Annotated[
