@@ -53,6 +53,10 @@ def tree_shape(depth: int, branching: int, nodes: int) -> TreeShape:
 
     Raises UsageError for a value out of range.
     """
+    if not 0 <= nodes <= MAX_NODES:
+        raise UsageError(
+            f"nodes is {nodes}, which is out of range", f"use 1 to {MAX_NODES}, or 0 to have it chosen"
+        )
     if nodes == 0:
         return TreeShape(depth, branching, _ADAPTIVE_NODES, adaptive=True)
     return TreeShape(depth, branching, nodes)

@@ -17,6 +17,7 @@ from treeeagle_edge.cli.slash import COMMANDS, by_name, help_lines
 from treeeagle_edge.cli.stats import totals_lines
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.history import last_session_path, load_session
+from treeeagle_edge.rounds import TreeShape
 
 
 @pytest.fixture
@@ -37,6 +38,8 @@ def repl(capsys):
         ("/set temperature 99", "temperature is 99.0, which is out of range", "use 0 to 10"),
         ("/set top-k 1.5", "top-k is '1.5', which is not a whole number", "use /set top-k"),
         ("/set nodes 17", "17 nodes need more slots than the 16 reserved", "use at most 16"),
+        ("/set nodes 0", "the tree was not started adaptive", "start with --nodes 0"),
+        ("/set nodes 999", "nodes is 999, which is out of range", "use 1 to 256\n"),
         ("/set depth 0", "depth is 0, which is out of range", "use 1 to 32"),
         ("/set spec maybe", "spec is 'maybe', which is no switch", "use /set spec on or /set spec off"),
         ("/stats maybe", "/stats does not know 'maybe'", "use /stats, /stats on or /stats off"),
@@ -152,6 +155,24 @@ def test_settings_change_the_next_answer(repl):
     assert re.search(r"nodes +4\n", listed)
     assert re.search(r"spec +off\n", listed)
     assert result.conversation.tree == ScriptEngine.tree
+
+
+def test_a_tree_that_is_chosen_each_round_says_so(repl):
+    class Roomy(ScriptEngine):
+        def check_shape(self, shape):
+            """Has room for the largest tree that is chosen."""
+
+    adaptive = TreeShape(depth=4, branching=2, nodes=32, adaptive=True)
+    entries = ("/set nodes 4", "/set nodes 0", "/set depth 3", "/set nodes 999", "/set nodes 8")
+    result = repl(*entries, "/set nodes default", tree=adaptive, engine=Roomy([script("hi")]))
+    assert [line for line in result.err.splitlines() if re.match("nodes|depth| hint", line)] == [
+        "nodes is 4",
+        "nodes is at most 32, chosen each round",
+        "depth is at most 3, chosen each round",
+        " hint: use 1 to 256, or 0 to have it chosen",
+        "nodes is 8",
+        "nodes is at most 32, chosen each round",
+    ]
 
 
 def test_a_tree_needs_a_head(repl):

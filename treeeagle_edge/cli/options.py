@@ -191,8 +191,6 @@ def run_settings(
             raise UsageError(f"--{name} is {value}, which is out of range", "use 1 or more")
     if threads is not None and threads > MOST_THREADS:
         raise UsageError(f"--threads is {threads}, which is out of range", f"use 1 to {MOST_THREADS}")
-    if nodes is not None and nodes < 0:
-        raise UsageError(f"--nodes is {nodes}, which is out of range", "use 1 to 256, or 0 to have it chosen")
     tree_shape(depth or 1, branching or 1, nodes or 0)  # checks the ranges
     for name, value in (("depth", depth), ("branching", branching)):
         if value == 0:

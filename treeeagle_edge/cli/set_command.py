@@ -75,7 +75,9 @@ def change_setting(conversation: Conversation, argument: str) -> str:
     if name in SWITCHES:
         _switch(conversation, value)
     elif name in SHAPE:
-        _reshape(conversation, name, value)
+        shape = _reshape(conversation, name, value)
+        if shape.adaptive:
+            value = _shown(shape, name)
     else:
         parsed = None if value == "default" else _number(name, value)
         conversation.choices = replace(conversation.choices, **{name.replace("-", "_"): parsed})
@@ -90,7 +92,8 @@ def _switch(conversation: Conversation, value: str) -> None:
     conversation.speculate = value == "on"
 
 
-def _reshape(conversation: Conversation, name: str, value: str) -> None:
+def _reshape(conversation: Conversation, name: str, value: str) -> TreeShape:
+    """The shape from now on."""
     planned = conversation.runtime.tree
     if planned is None:
         raise UsageError(f"{name} shapes a tree, and there is no head to draft one", "start with --head")
@@ -104,11 +107,14 @@ def _reshape(conversation: Conversation, name: str, value: str) -> None:
         given[name] = 0 if name == "nodes" and planned.adaptive else getattr(planned, name)
     else:
         given[name] = _number(name, value)
-    shape = tree_shape(**given)
-    if shape.adaptive and not planned.adaptive:
+    if given["nodes"] == 0 and not planned.adaptive:
         raise UsageError("the tree was not started adaptive", "start with --nodes 0 to have its size chosen")
+    shape = (
+        tree_shape(**given) if planned.adaptive else TreeShape(**given)
+    )  # 0 is offered where it can be had
     conversation.runtime.engine.check_shape(shape)  # slots were reserved when memory was planned
     conversation.tree = shape
+    return shape
 
 
 def _number(name: str, value: str) -> Any:
