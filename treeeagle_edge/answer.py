@@ -74,21 +74,33 @@ class Speculation:
         return self.levels / self.tree_rounds if self.tree_rounds else 0.0
 
     @property
-    def measured(self) -> bool:
+    def both_seen(self) -> bool:
         """True where both rounds with a tree and plain steps were seen often enough to compare them."""
         return self.tree_rounds >= ENOUGH_ROUNDS and self.plain_rounds >= ENOUGH_PLAIN_ROUNDS
 
     @property
+    def measured(self) -> bool:
+        """True where the plain steps seen say what plain decoding costs. They do not where they took longer than the
+        same work for a whole tree: then something else slowed them down.
+        """
+        return self.both_seen and self.plain_s / self.plain_rounds <= self._most_plain_s
+
+    @property
     def gain(self) -> float | None:
-        """Speed against plain decoding where that was `measured`, else an upper bound, since a plain step costs no
-        more than the verify pass of a tree. None before there are enough rounds with a tree.
+        """Speed against plain decoding where that was `measured`, else an upper bound, which never exceeds the tokens
+        that a round with a tree settled. None before there are enough rounds with a tree.
         """
         spent = self.draft_s + self.verify_s + self.sample_s
         if self.tree_rounds < ENOUGH_ROUNDS or spent <= 0:
             return None
-        plain = self.plain_s / self.plain_rounds if self.measured else self.verify_s / self.tree_rounds
+        plain = self.plain_s / self.plain_rounds if self.measured else self._most_plain_s
         settled = self.settled - self.plain_rounds  # a plain step settles one token
         return settled * plain / spent
+
+    @property
+    def _most_plain_s(self) -> float:
+        """Seconds of a plain step at most: one row costs no more to verify and to sample than a tree's rows."""
+        return (self.verify_s + self.sample_s) / self.tree_rounds
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,22 @@ def test_a_speedup_is_shown_where_both_ways_were_measured(repl):
         rounds=24, settled=56, tree_rounds=20, draft_s=0.02, verify_s=0.1, plain_rounds=4, plain_s=0.012
     )
     assert "speedup        1.30x, against the plain steps of this chat" in totals_lines(2, 60, both)
+
+
+def test_no_speedup_is_claimed_beyond_the_tokens_of_a_round(repl):
+    """Plain steps that were slow by chance are no measure: a tree cannot gain more than the tokens it settles."""
+    slow = Speculation(
+        rounds=24, settled=44, tree_rounds=20, draft_s=0.02, verify_s=0.1, sample_s=0.02, plain_rounds=4,
+        plain_s=0.035,
+    )  # fmt: skip
+    shown = next(line for line in totals_lines(2, 44, slow) if line.startswith("speedup"))
+    assert shown == (
+        "speedup        at most 1.71x: the plain steps of this chat were slower than checks of a tree"
+    )  # 40 tokens in 0.14 s, against 6 ms for verifying and sampling alone
+    assert "speedup        1.71x, against the plain steps of this chat" in totals_lines(
+        2, 44, replace(slow, plain_s=0.0239)
+    )
+    assert slow.gain is not None and slow.gain < (slow.settled - slow.plain_rounds) / slow.tree_rounds
 
 
 def test_save_and_load(repl, tmp_path: Path):

@@ -68,6 +68,10 @@ def totals_lines(answers: int, tokens: int, totals: Speculation) -> list[str]:
     ]
     if totals.measured:
         lines.append(f"speedup        {totals.gain:.2f}x, against the plain steps of this chat")
+    elif totals.both_seen and totals.gain is not None:
+        lines.append(
+            f"speedup        at most {totals.gain:.2f}x: the plain steps of this chat were slower than checks of a tree"
+        )
     else:
         lines.append("speedup        not measured: treeeagle bench compares both ways of decoding")
     advice = speculation_advice(totals)
