@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from treeeagle_edge.checkpoint import open_checkpoint
 from treeeagle_edge.cli.app import main
@@ -192,6 +193,42 @@ def test_options_out_of_range(
 ) -> None:
     assert main(arguments(tmp_path, tmp_path / "head", *more)) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("init", "sentence"),
+    [
+        ("/nowhere/head", "no such file or folder: /nowhere/head"),
+        ("none", "--init none is no head to start from"),
+        ("of-other", "fc.weight"),
+        ("with-embedding", "has an embedding of its own, which training cannot go on from"),
+    ],
+)
+def test_a_head_that_cannot_be_started_from_is_refused_before_anything_is_written(
+    init: str, sentence: str, unbroken: Path, deep_checkpoint: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    tensors = weights(unbroken)
+    vocabulary, width = load_file(deep_checkpoint / "model.safetensors")["model.embed_tokens.weight"].shape
+    more = {
+        "with-embedding": {"embed_tokens.weight": torch.ones(vocabulary, width)},
+        "of-other": {"fc.weight": torch.ones(width, width)},
+    }
+    if init in more:
+        shutil.copytree(unbroken, tmp_path / init, ignore=shutil.ignore_patterns("work"))
+        save_file({**tensors, **more[init]}, tmp_path / init / "model.safetensors")
+        init = str(tmp_path / init)
+    out = tmp_path / "head"
+    assert main(arguments(deep_checkpoint, out, "--init", init)) == 1
+    assert sentence in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_it_goes_on_from_a_head(unbroken: Path, deep_checkpoint: Path, tmp_path: Path) -> None:
+    """The first loss is where the other head stood, not where a fresh one begins."""
+    out = tmp_path / "head"
+    assert main(arguments(deep_checkpoint, out, "--init", str(unbroken), "--passes", "0.1")) == 0
+    assert _record(out)["held_out"][0]["loss"][0] < _record(unbroken)["held_out"][0]["loss"][0]
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from treeeagle_edge.checkpoint import Checkpoint
-from treeeagle_edge.head_checkpoint import HeadCheckpoint
+from treeeagle_edge.errors import InputError
+from treeeagle_edge.head_checkpoint import HeadCheckpoint, open_head
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.models import resolve_head
 
 _LAYER = "layers.0."
 
@@ -72,6 +74,23 @@ def from_last_layer(checkpoint: Checkpoint, config: HeadConfig, ids: Tensor, see
     tensors["norm.weight"] = checkpoint.tensor("model.norm.weight").float()
     tensors["lm_head.weight"] = lm_head_rows(checkpoint, ids) * target.logit_scale
     return tensors
+
+
+def open_initial(name: str, target_name: str, target: ModelConfig) -> HeadCheckpoint:
+    """The head that `--init` names, for `target`.
+
+    Raises InputError for a head that is not there, is none, belongs to another target or has an embedding of its own.
+    """
+    path = resolve_head(name, target_name)
+    if path is None:
+        raise InputError("--init none is no head to start from", "leave --init out, or name a head")
+    opened = open_head(path, target)
+    if opened.embedding is not None:
+        raise InputError(
+            f"the head {name} has an embedding of its own, which training cannot go on from",
+            "start without --init, or from a head that shares the target's embedding",
+        )
+    return opened
 
 
 def from_head(opened: HeadCheckpoint, ids: Tensor) -> dict[str, Tensor]:

@@ -13,15 +13,19 @@ import torch
 from treeeagle_edge import __version__
 from treeeagle_edge.bench.prompts import builtin_prompts, read_prompts
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.head_checkpoint import open_head
 from treeeagle_edge.head_config import HeadConfig
-from treeeagle_edge.models import resolve_head
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.tokenizer import Tokenizer
 from treeeagle_edge.training.corpus import Corpus, draft_vocabulary, open_corpus
 from treeeagle_edge.training.data_file import read_dialogues, scripts_from_file
 from treeeagle_edge.training.export import write_head
-from treeeagle_edge.training.initial import from_head, from_last_layer, head_config, lm_head_rows
+from treeeagle_edge.training.initial import (
+    from_head,
+    from_last_layer,
+    head_config,
+    lm_head_rows,
+    open_initial,
+)
 from treeeagle_edge.training.module import TrainableHead
 from treeeagle_edge.training.objective import Teacher
 from treeeagle_edge.training.overlap import Excluded
@@ -83,6 +87,8 @@ def train(run: TrainingRun, place: Place, say: Say) -> Outcome:
     suffice or the loss is not finite.
     """
     source = find_target(run.target, say)
+    if run.init is not None:  # told before hours of writing; not kept, since it would take memory meanwhile
+        open_initial(run.init, source.name, source.checkpoint.config)
     group = Group(place, cpu=source.device == "cpu")
     work = run.out / "work"
     shards = _write(run, source, work, place, say)
@@ -192,17 +198,9 @@ def _start(
         config = head_config(target, size)
         tensors = from_last_layer(checkpoint, config, ids, run.training.seed)
     else:
-        folder = resolve_head(run.init, source.name)
-        if folder is None:
-            raise InputError("--init none is no head to start from", "leave --init out, or name a head")
-        opened = open_head(folder, target)
-        if opened.embedding is not None:
-            raise InputError(
-                f"the head {run.init} has an embedding of its own, which training cannot go on from",
-                "start without --init, or from a head that shares the target's embedding",
-            )
-        config = replace(opened.config, draft_vocab_size=size)
-        tensors = from_head(opened, ids)
+        initial = open_initial(run.init, source.name, target)
+        config = replace(initial.config, draft_vocab_size=size)
+        tensors = from_head(initial, ids)
     dtype = torch.bfloat16 if source.fast_bf16 else torch.float32
     head = TrainableHead(
         config,
