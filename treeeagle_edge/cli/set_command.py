@@ -109,9 +109,8 @@ def _reshape(conversation: Conversation, name: str, value: str) -> TreeShape:
         given[name] = _number(name, value)
     if given["nodes"] == 0 and not planned.adaptive:
         raise UsageError("the tree was not started adaptive", "start with --nodes 0 to have its size chosen")
-    shape = (
-        tree_shape(**given) if planned.adaptive else TreeShape(**given)
-    )  # 0 is offered where it can be had
+    make = tree_shape if planned.adaptive else TreeShape  # 0 nodes are offered where they can be had
+    shape = make(given["depth"], given["branching"], given["nodes"])
     conversation.runtime.engine.check_shape(shape)  # slots were reserved when memory was planned
     conversation.tree = shape
     return shape
