@@ -5,7 +5,7 @@ Native kernels take them as they are. Models whose passes take tensors get them 
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -47,7 +47,7 @@ class PassRows:
         return rows[0], rows[1], rows[2], TreeView(prefix, tree, self.parents, len(self.ids))
 
 
-class TensorTarget:
+class TensorTarget(ABC):
     """A target whose `forward` takes tensors."""
 
     @abstractmethod
@@ -70,7 +70,7 @@ class TensorTarget:
         return self.forward(*rows.tensors(), store, taps, scored)
 
 
-class TensorHead:
+class TensorHead(ABC):
     """A head whose `extend` and `step` take tensors."""
 
     @abstractmethod

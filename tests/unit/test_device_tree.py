@@ -36,6 +36,17 @@ class MadeUpHead(TensorHead):
     def scored(self, path: int, token: int, depth: int) -> HeadOutput:
         return self._score([(path, token)], depth)
 
+    def extend(
+        self,
+        features: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        view: AttentionView,
+        top: int,
+    ) -> HeadOutput:
+        raise AssertionError("a tree is grown from scores that are there already")
+
     def step(
         self, hidden: Tensor, tokens: Tensor, positions: Tensor, slots: Tensor, view: AttentionView, top: int
     ) -> HeadOutput:
