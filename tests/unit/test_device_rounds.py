@@ -5,8 +5,6 @@ Here the device is the CPU, and the operations are those that a card would run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from device_engines import KINDS, make, with_oracle
@@ -21,14 +19,7 @@ from treeeagle_edge.errors import CannotRunError, InputError
 from treeeagle_edge.rounds import TreeShape, tree_shape
 from treeeagle_edge.sampling_params import SamplingParams
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Matrices of 32 columns: threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
