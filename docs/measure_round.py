@@ -40,7 +40,7 @@ from treeeagle_edge.rounds import Round
 from treeeagle_edge.sampling_params import SamplingParams
 
 BAR = 0.10
-TARGET, HEAD = "te_forward", "te_draft"
+TARGET, HEAD = "te_forward", "te_draft_tree"
 
 
 class NativeClock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 
 from treeeagle_edge.tree import DraftTree
 
@@ -21,10 +22,15 @@ class Acceptance:
     """
 
     def __init__(self) -> None:
-        self._seen = [0.0] * _BINS
-        self._walked = [0.0] * _BINS
+        self._seen = array("d", [0.0] * _BINS)
+        self._walked = array("d", [0.0] * _BINS)
         self._reached: dict[int, float] = {}  # depth -> walks that could have gone on to it
         self._went_on: dict[int, float] = {}
+
+    @property
+    def calibration(self) -> tuple[array[float], array[float], float, float, float]:
+        """What `chance` comes from: walked and seen by bins, a bin's width in nats, the prior, the least."""
+        return self._walked, self._seen, _BIN_WIDTH, _PRIOR, _LEAST
 
     def chance(self, log_prob: float) -> float:
         """Probability that a node is walked once its parent is, given the head's log-probability for it."""

@@ -47,8 +47,7 @@ class Controller:
 
     def observe(self, round_: Round, growth: Growth | None) -> None:
         """Learn from a round; `growth` sized its tree, None where it decoded plainly."""
-        levels = growth.levels if isinstance(growth, AdaptiveGrowth) else 0
-        self.costs.observe(round_, levels)
+        self.costs.observe(round_, growth.levels if growth else 0)
         if growth is None:
             self._pause = max(0, self._pause - 1)
             return

@@ -39,10 +39,19 @@ class Curve:
         self._points = tuple(points)
         self._seconds = [min(seconds[at:]) for at in range(len(points))]
         self._scale = 1.0
+        self._lines: list[tuple[int, float, int, float]] = []  # two points and their weights, of 1, 2, ...
 
     def at(self, count: int) -> float:
         """Straight lines between the points, in proportion beyond them."""
         return self._scale * sum(weight * self._seconds[at] for at, weight in self._shares(count))
+
+    def up_to(self, most: int) -> list[float]:
+        """`at` of 1, 2, ..., `most`."""
+        while len(self._lines) < most:
+            low, *high = self._shares(len(self._lines) + 1)
+            self._lines.append((*low, *(high[0] if high else (0, 0.0))))
+        scale, known = self._scale, self._seconds
+        return [scale * (a * known[low] + b * known[high]) for low, a, high, b in self._lines[:most]]
 
     def observe(self, count: int, seconds: float) -> None:
         """Learn from one measurement. One far off counts as `_MOST_OFF` times too long: it was an interruption."""
@@ -79,11 +88,16 @@ class CostModel:
 
     def verify_by_rows(self, most: int) -> list[float]:
         """`verify` of 0 (which costs nothing), 1, ..., `most` rows: what sizing a tree looks up time and again."""
-        return [0.0, *(self.verify(rows) for rows in range(1, most + 1))]
+        sample = self._sample
+        return [0.0, *(seconds + sample for seconds in self._verify.up_to(most))]
 
     def draft(self, levels: int) -> float:
         """Seconds to draft `levels` levels: the first one comes with the true features."""
         return self._draft.at(levels) if levels else 0.0
+
+    def draft_by_levels(self, most: int) -> list[float]:
+        """`draft` of 0, 1, ..., `most` levels."""
+        return [0.0, *self._draft.up_to(most)]
 
     def observe(self, round_: Round, levels: int) -> None:
         """Learn from what a round took. `levels` the head scored in it; 0 where nothing was drafted."""

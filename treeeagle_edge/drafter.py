@@ -3,40 +3,78 @@
 Levels are drafted one after another. Of each level's candidates some are expanded, each expansion scores a few
 children, and of all candidates ever scored the best form the tree. Which, and how many, is `growth`'s to decide. No
 child ever scores above its parent, so the best candidates always form a tree.
+
+`Drafter` does so with any head, a call a level, and is the definition; a head that can grows the same tree in one call.
 """
 
 from __future__ import annotations
 
 import math
 from operator import attrgetter
+from typing import Protocol
 
 from torch import Tensor
 
 from treeeagle_edge.growth import Candidate, Growth
 from treeeagle_edge.head import HeadOutput
-from treeeagle_edge.model_protocols import DraftHead
+from treeeagle_edge.model_protocols import DraftHead, TreeHead
 from treeeagle_edge.pass_rows import PassRows
 from treeeagle_edge.tree import DraftTree
 
 _SCORE = attrgetter("score")
 
 
-class Drafter:
-    """Grows one tree a round. `scratch` rows of the head's store hold its expansions and are never committed."""
+class TreeDrafter(Protocol):
+    """Grows one tree a round."""
 
-    def __init__(self, head: DraftHead, scratch: range) -> None:
-        """`scratch`: rows of the head's store, enough for all expansions of a round."""
-        self.head = head
+    def draft(self, features: Tensor, rows: PassRows, growth: Growth) -> DraftTree | None:
+        """Run the head on `rows` with their true `features` [P, taps * Ht], then draft below the last one, the root, as
+        far as `growth` wants.
+
+        The rows are a chain, and their slots follow the prefix in the table. Returns None where the head's scores are
+        not finite: the round is then decoded plainly.
+        """
+        ...
+
+
+def drafter_for(head: DraftHead, scratch: range) -> TreeDrafter:
+    """What grows trees with `head`. `scratch`: rows of its store, enough for all expansions of a round."""
+    return OneCallDrafter(head, scratch) if isinstance(head, TreeHead) else Drafter(head, scratch)
+
+
+class OneCallDrafter:
+    """Leaves the whole tree to the head."""
+
+    def __init__(self, head: TreeHead, scratch: range) -> None:
+        """See `drafter_for`."""
+        self._head = head
         self._scratch = scratch
 
-    def draft(
+    def draft(self, features: Tensor, rows: PassRows, growth: Growth) -> DraftTree | None:
+        """See `TreeDrafter.draft`."""
+        tree, growth.levels = self._head.draft_tree(features, rows, self._scratch, growth.rule())
+        return tree
+
+
+class Drafter:
+    """Leads the head from level to level. Its expansions lie in `scratch` rows and are never committed."""
+
+    def __init__(self, head: DraftHead, scratch: range) -> None:
+        """See `drafter_for`."""
+        self._head = head
+        self._scratch = scratch
+
+    def draft(self, features: Tensor, rows: PassRows, growth: Growth) -> DraftTree | None:
+        """See `TreeDrafter.draft`."""
+        scored = self._head.extend_rows(features, rows, growth.branching)
+        prefix = range(rows.prefix.start, rows.prefix.stop + len(rows.ids))
+        return self._below(rows.ids[-1], scored, rows.table, prefix, growth)
+
+    def _below(
         self, root: int, scored: HeadOutput, table: Tensor, prefix: range, growth: Growth
     ) -> DraftTree | None:
-        """Draft below `root`, the sequence's last token, as far as `growth` wants.
-
-        `scored` is the head's output for the root's row; `prefix` are the entries of `table`, int64 slots, of all head
-        rows up to and including the root's. Returns None where the head's scores are not finite: the round is then
-        decoded plainly.
+        """`scored` is the head's output for the root's row; `prefix` are the entries of `table`, int64 slots, of all
+        head rows up to and including the root's.
         """
         level: list[Candidate | None] = [None]  # what the head ran on last; None is the root
         rows: dict[Candidate | None, int] = {None: -1}  # scratch rows; the root's is in the prefix
@@ -60,7 +98,7 @@ class Drafter:
             tree = self._scratch[: len(parents)]
             ids = [candidate.token for candidate in chosen]
             asking = PassRows(ids, [place - 1] * len(ids), tree[-len(ids) :], table, prefix, tree, parents)
-            scored = self.head.step_rows(
+            scored = self._head.step_rows(
                 scored.hidden, [row - first for row in above], asking, growth.branching
             )
             level = [*chosen]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from array import array
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
 from treeeagle_edge.acceptance import Acceptance
 from treeeagle_edge.costs import CostModel
+from treeeagle_edge.growth_rule import GrowthRule, Worth
 from treeeagle_edge.rounds import TreeShape
 
 _SCORE = attrgetter("score")
@@ -29,6 +31,8 @@ class Candidate:
 class Growth(Protocol):
     """Decides about one tree. Candidates come sorted by score, best first, parents before children."""
 
+    levels: int  # levels the head has scored so far
+
     @property
     def depth(self) -> int:
         """Levels that may be drafted."""
@@ -37,6 +41,10 @@ class Growth(Protocol):
     @property
     def branching(self) -> int:
         """Nodes expanded a level, and children scored for each."""
+        ...
+
+    def rule(self) -> GrowthRule:
+        """The same decisions in plain numbers, for a head that grows the tree itself."""
         ...
 
     def score(self, parent: Candidate | None, log_prob: float) -> float:
@@ -61,6 +69,11 @@ class FixedGrowth:
         self.branching = shape.branching
         self._nodes = shape.nodes
         self._stop_ids = stop_ids
+        self.levels = 0
+
+    def rule(self) -> GrowthRule:
+        """See `Growth.rule`."""
+        return GrowthRule(self.depth, self.branching, self._nodes, array("q", self._stop_ids))
 
     def score(self, parent: Candidate | None, log_prob: float) -> float:
         """The log-probability of the path."""
@@ -70,6 +83,7 @@ class FixedGrowth:
         """Those whose children could still be among the best: a child scores at most what its parent does, so
         leaving out what is below the cut changes no tree and saves head passes.
         """
+        self.levels += 1
         cut = candidates[self._nodes - 1].score if len(candidates) >= self._nodes else -math.inf
         return [c for c in _open(level, self._stop_ids)[: self.branching] if c.score > cut]
 
@@ -99,11 +113,18 @@ class AdaptiveGrowth:
         self.depth = bounds.depth
         self.branching = bounds.branching
         self._nodes = bounds.nodes
-        self._draft = [rate * costs.draft(levels) for levels in range(bounds.depth + 1)]  # in tokens
-        self._verify = [rate * seconds for seconds in costs.verify_by_rows(bounds.nodes + 2)]
+        # costs in tokens
+        self._draft = array("d", [rate * seconds for seconds in costs.draft_by_levels(bounds.depth)])
+        self._verify = array("d", [rate * seconds for seconds in costs.verify_by_rows(bounds.nodes + 2)])
         self._acceptance = acceptance
         self._stop_ids = stop_ids
-        self.levels = 0  # levels the head has scored so far
+        self.levels = 0
+
+    def rule(self) -> GrowthRule:
+        """See `Growth.rule`."""
+        continues = array("d", [self._acceptance.continues(depth) for depth in range(self.depth + 1)])
+        worth = Worth(self._verify, self._draft, continues, *self._acceptance.calibration)
+        return GrowthRule(self.depth, self.branching, self._nodes, array("q", self._stop_ids), worth)
 
     def score(self, parent: Candidate | None, log_prob: float) -> float:
         """The calibrated chance that the walk gets here."""
@@ -121,14 +142,14 @@ class AdaptiveGrowth:
         row = self._verify[count + 2] - self._verify[count + 1]
         least = min(row, candidates[count - 1].score) if count else row
         chosen = [c for c in _open(level, self._stop_ids)[: self.branching] if c.score > least]
-        reach = sum(c.score for c in chosen)
+        reach = _total(chosen)
         more = count
         for depth in range(self.levels + 1, self.depth + 1):
             reach *= self._acceptance.continues(depth)
             tokens += reach
             more = min(more + 2, self._nodes)
             weakest = max(0, 2 * count - more)  # places below it are taken
-            replaced = sum(c.score for c in candidates[weakest:count])
+            replaced = _total(candidates[weakest:count])
             cost = min(self._verify[more + 1], self._verify[count + 1] + replaced)
             if tokens - self._draft[depth] - cost > value:
                 return chosen
@@ -147,6 +168,14 @@ class AdaptiveGrowth:
             if tokens - self._verify[count + 1] > best[2]:
                 best = count, tokens, tokens - self._verify[count + 1]
         return best[0], best[1], best[2] - self._draft[self.levels]
+
+
+def _total(candidates: Iterable[Candidate]) -> float:
+    """Scores added one by one, as native code adds them: `sum` rounds otherwise from Python 3.12 on."""
+    total = 0.0
+    for candidate in candidates:
+        total += candidate.score
+    return total
 
 
 def _open(level: Sequence[Candidate], stop_ids: Collection[int]) -> list[Candidate]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from treeeagle_edge.growth_rule import GrowthRule
 from treeeagle_edge.head import HeadOutput
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.kernels.view import AttentionView, BatchView
@@ -15,6 +16,7 @@ from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.pass_rows import PassRows
 from treeeagle_edge.target import TargetOutput
+from treeeagle_edge.tree import DraftTree
 
 
 class TargetModel(Protocol):
@@ -107,4 +109,18 @@ class DraftHead(Protocol):
 
     def clean_rows(self, slots: Tensor) -> None:
         """See `head.Head.clean_rows`."""
+        ...
+
+
+@runtime_checkable
+class TreeHead(Protocol):
+    """A head that grows a whole tree in one call."""
+
+    def draft_tree(
+        self, features: Tensor, rows: PassRows, scratch: range, rule: GrowthRule
+    ) -> tuple[DraftTree | None, int]:
+        """The tree of `drafter.TreeDrafter.draft` by `rule`, and the levels that were scored.
+
+        `scratch`: rows of the store for the head's own, at least (depth - 1) * branching.
+        """
         ...

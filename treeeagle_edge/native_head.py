@@ -1,24 +1,27 @@
-"""An EAGLE-3 head held by the native CPU kernels: 8-bit weights in blocks of 32, one native call a level."""
+"""An EAGLE-3 head held by the native CPU kernels: 8-bit weights in blocks of 32, one native call a tree."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import addressof, c_int64
+from ctypes import addressof, c_int64, sizeof
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from treeeagle_edge.growth_rule import GrowthRule
 from treeeagle_edge.head import HeadOutput
 from treeeagle_edge.head_checkpoint import HeadCheckpoint
-from treeeagle_edge.kernels.native.head import Head, HeadRequest
+from treeeagle_edge.kernels.native.head import Head, HeadRequest, TreeRoom
 from treeeagle_edge.kernels.native.library import NativeError
-from treeeagle_edge.kernels.native.structs import HeadConfig, HeadInput, Pass
+from treeeagle_edge.kernels.native.structs import Growth, HeadConfig, HeadInput, Pass, TreeInput
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.native_target import NativeTarget, native_pass, native_rows, native_store
 from treeeagle_edge.pass_rows import PassRows
 from treeeagle_edge.rope import RotaryTable
+from treeeagle_edge.rounds import MAX_NODES
+from treeeagle_edge.tree import DraftTree
 
 _MATRICES = {
     "q": "layers.0.self_attn.q_proj.weight",
@@ -51,8 +54,11 @@ class NativeHead:
         context: int,
         max_rows: int,
         max_scored: int,
+        max_expanded: int,
     ) -> None:
-        """`slots` rows of KV, scratch rows included; passes of at most `max_rows` rows, `max_scored` of them scored."""
+        """`slots` rows of KV, scratch rows included; passes of at most `max_rows` rows, `max_scored` of them scored;
+        the head runs on at most `max_expanded` nodes of a tree.
+        """
         self.config = config = checkpoint.config
         self.notes = checkpoint.notes
         table = RotaryTable(config.rope, config.head_dim, context, torch.device("cpu"))
@@ -61,7 +67,8 @@ class NativeHead:
             HeadConfig(
                 config.hidden_size, config.num_taps * config.target_hidden_size, config.intermediate_size,
                 config.num_heads, config.num_kv_heads, config.head_dim, config.draft_vocab_size, table.cos.shape[0],
-                max_rows, max_scored, config.rms_norm_eps, config.norm_before_residual, config.norm_output,
+                max_rows, max_scored, max_expanded, config.rms_norm_eps, config.norm_before_residual,
+                config.norm_output,
             ),
         )  # fmt: skip
         for name, tensor in _MATRICES.items():
@@ -78,6 +85,9 @@ class NativeHead:
             1, slots, config.num_kv_heads, config.head_dim, torch.bfloat16, torch.device("cpu")
         )
         self._addresses = native_store(self.store)
+        self._ids = (c_int64 * max_rows)()  # of the rows that a tree begins with
+        self._tree_input = TreeInput(ids=addressof(self._ids))
+        self._tree_room = TreeRoom(MAX_NODES + 1)
 
     @property
     def nbytes(self) -> int:
@@ -119,6 +129,32 @@ class NativeHead:
         source = HeadInput(None, _checked(states, count, self.config.hidden_size), addressof(named), count)
         return self._run(native_rows(rows), source, 0, top)
 
+    def draft_tree(
+        self, features: Tensor, rows: PassRows, scratch: range, rule: GrowthRule
+    ) -> tuple[DraftTree | None, int]:
+        """See `model_protocols.TreeHead.draft_tree`."""
+        count, job, room = len(rows.ids), self._tree_input, self._tree_room
+        if count > len(self._ids):
+            raise NativeError(f"a draft begins with at most {len(self._ids)} rows, not {count}")
+        self._ids[:count] = [*rows.ids]
+        job.rows, job.position = count, rows.positions[0]
+        job.table = rows.table.data_ptr() + rows.prefix.start * sizeof(c_int64)
+        job.prefix_count = len(rows.prefix)
+        job.features = _checked(features, count, int(self._head.config.feature_width))
+        job.scratch, job.scratch_count = scratch.start, len(scratch)
+        self._head.draft_tree(job, self._addresses, _growth(rule), room)
+        found = room.struct
+        if not found.rows:
+            return None, found.levels
+        kept = slice(found.rows)
+        tree = DraftTree(
+            tuple(room.tokens[kept]),
+            tuple(room.parents[kept]),
+            tuple(room.depths[kept]),
+            tuple(room.log_probs[kept]),
+        )
+        return tree, found.levels
+
     def clean_rows(self, slots: Tensor) -> None:
         """See `head.Head.clean_rows`."""
         self.store.zero_non_finite(slots)
@@ -137,6 +173,16 @@ class NativeHead:
         request = self._head.request(rows, range(first, rows), min(top, self.config.draft_vocab_size))
         hidden, log_probs, ids = (torch.from_numpy(array) for array in request.output)
         return request, HeadOutput(hidden[first:], log_probs, ids)
+
+
+def _growth(rule: GrowthRule) -> Growth:
+    """The C structure; it borrows the arrays of `rule`."""
+    bounds = (rule.depth, rule.branching, rule.nodes, *rule.stop_ids.buffer_info())
+    worth = rule.worth
+    if worth is None:
+        return Growth(*bounds)
+    costs = (values.buffer_info()[0] for values in (worth.verify, worth.draft, worth.continues, worth.walked))
+    return Growth(*bounds, *costs, *worth.seen.buffer_info(), worth.bin_width, worth.prior, worth.least)
 
 
 def _copy(output: HeadOutput) -> HeadOutput:

@@ -12,9 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from treeeagle_edge.drafter import Drafter
+from treeeagle_edge.drafter import drafter_for
 from treeeagle_edge.growth import Growth
-from treeeagle_edge.head import HeadOutput
 from treeeagle_edge.kernels.dispatch import use_backend
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
@@ -49,7 +48,7 @@ class Passes:
         )
         self._taps = head.config.taps if head is not None else ()
         scratch = range(slots, slots + MAX_EXPANSIONS)
-        self._drafter = Drafter(head, scratch) if head is not None else None
+        self._drafter = drafter_for(head, scratch) if head is not None else None
 
     @property
     def kv_nbytes(self) -> int:
@@ -93,16 +92,16 @@ class Passes:
 
         The root's slot must be announced. None where the head's scores are not finite.
         """
+        assert self.head is not None
         assert self._drafter is not None
         position = len(sequence)
         tokens = [*sequence.tokens[sequence.head_tokens :], root]
         with self._kernels():
-            scored = self._extend_head(sequence, tokens, _joined(sequence.pending), growth.branching)
+            tree = self._drafter.draft(_joined(sequence.pending), _true_rows(sequence, tokens), growth)
             sequence.pending = []
             sequence.head_tokens = position  # the root's row counts once the root is committed
-            tree = self._drafter.draft(root, scored, sequence.slot_table, range(1, position + 1), growth)
             if tree is None:
-                self._drafter.head.clean_rows(sequence.table(1, position + 1))
+                self.head.clean_rows(sequence.table(1, position + 1))
         return tree
 
     def verify(self, sequence: LiveSequence, tree: DraftTree, slots: Sequence[int]) -> TargetOutput:
@@ -125,22 +124,12 @@ class Passes:
         rows = len(sequence) - sequence.head_tokens
         if rows < 1:
             return
+        assert self.head is not None
         features = _joined(sequence.pending)
         with self._kernels():
-            self._extend_head(sequence, sequence.tokens[-rows:], features[:rows], top=1)
+            self.head.extend_rows(features[:rows], _true_rows(sequence, sequence.tokens[-rows:]), top=1)
         sequence.head_tokens = len(sequence)
         sequence.pending = [features[rows:]]
-
-    def _extend_head(
-        self, sequence: LiveSequence, tokens: Sequence[int], features: Tensor, top: int
-    ) -> HeadOutput:
-        """Write the head rows of P tokens, the first without one onwards, from the P true features before them."""
-        assert self.head is not None
-        first, count = sequence.head_tokens, len(tokens)
-        slots, parents = sequence.slots_from(first, count), range(-1, count - 1)
-        positions = range(first - 1, first - 1 + count)
-        rows = PassRows(tokens, positions, slots, sequence.slot_table, range(1, first), slots, parents)
-        return self.head.extend_rows(features, rows, top)
 
     def _run(self, rows: PassRows, scored: slice) -> TargetOutput:
         count = len(rows.ids)
@@ -170,3 +159,11 @@ class Passes:
 
 def _joined(pending: list[Tensor]) -> Tensor:
     return pending[0] if len(pending) == 1 else torch.cat(pending)
+
+
+def _true_rows(sequence: LiveSequence, tokens: Sequence[int]) -> PassRows:
+    """Head rows of `tokens`, the first without one onwards: each reads those before it."""
+    first, count = sequence.head_tokens, len(tokens)
+    slots, parents = sequence.slots_from(first, count), range(-1, count - 1)
+    positions = range(first - 1, first - 1 + count)
+    return PassRows(tokens, positions, slots, sequence.slot_table, range(1, first), slots, parents)

@@ -12,6 +12,7 @@ from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.plan_bytes import (
     PREFILL_CHUNK,
+    SCRATCH_ROWS,
     block_bytes,
     embedding_bytes,
     final_norm_bytes,
@@ -232,7 +233,12 @@ class _Run:
         if not self.threads:
             return workspace_bytes(self.model, self.head, self.widths, slots, self.tree, device=self.device)
         buffers = plan_native.workspace_bytes(
-            self.model, self.head, rows=PREFILL_CHUNK + 1, slots=slots, threads=self.threads
+            self.model,
+            self.head,
+            rows=PREFILL_CHUNK + 1,
+            slots=slots,
+            expanded=SCRATCH_ROWS,
+            threads=self.threads,
         )
         return buffers + logit_bytes(self.model, self.tree)
 

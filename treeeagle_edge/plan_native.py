@@ -1,6 +1,7 @@
 """Bytes that the native CPU kernels hold: weights in blocks of 32, and buffers that are sized once for a whole run.
 
-Mirrors `kernels/native/src`: blocks.cpp (weights), layer.cpp (workspace), attention_impl.h (scratch of a thread).
+Mirrors `kernels/native/src`: blocks.cpp (weights), layer.cpp (workspace), attention_impl.h (scratch of a
+thread), growth.cpp (scored nodes).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ _LINE = 64  # bytes: tiles and scratch begin at cache lines
 _BLOCK_INFO = 16  # bytes beside each block of 32 int8 activations
 _ROWS_TOGETHER = 16  # query rows that a thread attends for at once
 _KEYS_TOGETHER = 64  # positions that it prepares at once
+_CANDIDATE = 32 + 4  # a scored node, and its place in the order
 _LIVE_FEATURES = (
     4  # the buffer, its copy, the copy joined with the row carried over, and the one of the chunk before
 )
@@ -57,9 +59,10 @@ def head_bytes(head: HeadConfig) -> int:
 
 
 def workspace_bytes(
-    model: ModelConfig, head: HeadConfig | None, *, rows: int, slots: int, threads: int
+    model: ModelConfig, head: HeadConfig | None, *, rows: int, slots: int, expanded: int, threads: int
 ) -> int:
-    """Bytes of the buffers of target and head for passes of up to `rows` rows, and of the lists of slots read.
+    """Bytes of the buffers of target and head for passes of up to `rows` rows and for trees of which `expanded` nodes
+    are expanded at most, and of the lists of slots read.
 
     The logits are not among them: of their buffer, [rows, vocabulary], only the rows that are scored are ever touched.
     """
@@ -72,7 +75,8 @@ def workspace_bytes(
     features = head.num_taps * head.target_hidden_size
     widest = max(2 * head.hidden_size, head.intermediate_size, features, head.num_heads * head.head_dim)
     total += _pass_bytes(head, widest, rows, threads) + MAX_BRANCHING * head.draft_vocab_size * 4
-    return total + rows * (_LIVE_FEATURES * features + 2 * head.hidden_size) * 4
+    total += (1 + expanded) * MAX_BRANCHING * _CANDIDATE
+    return total + rows * (_LIVE_FEATURES * features + 3 * head.hidden_size) * 4
 
 
 def _pass_bytes(shape: ModelConfig | HeadConfig, widest: int, rows: int, threads: int) -> int:

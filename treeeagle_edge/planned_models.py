@@ -77,7 +77,13 @@ def load_models(
 
     assert isinstance(target, NativeTarget)
     return target, NativeHead(
-        opened, target, slots=slots, context=plan.context, max_rows=rows, max_scored=MAX_BRANCHING
+        opened,
+        target,
+        slots=slots,
+        context=plan.context,
+        max_rows=rows,
+        max_scored=MAX_BRANCHING,
+        max_expanded=MAX_EXPANSIONS,
     )
 
 

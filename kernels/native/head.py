@@ -1,9 +1,9 @@
-"""An EAGLE-3 head held by the native library: one call a level."""
+"""An EAGLE-3 head held by the native library: one call a level, or one for a whole tree."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import byref, c_void_p
+from ctypes import addressof, byref, c_double, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,10 +16,13 @@ from treeeagle_edge.kernels.native.structs import (
     FORMATS,
     MATRICES,
     VECTORS,
+    Growth,
     HeadConfig,
     HeadInput,
     HeadWanted,
     Pass,
+    Tree,
+    TreeInput,
 )
 
 
@@ -41,6 +44,16 @@ class HeadRequest:
     wanted: HeadWanted
     output: HeadOutput
     keep: tuple[Any, ...]  # arrays that `wanted` points to
+
+
+class TreeRoom:
+    """Where draft trees of up to `rows` rows go, the root included. The next tree overwrites them."""
+
+    def __init__(self, rows: int) -> None:
+        self.tokens, self.parents, self.depths = ((c_int64 * rows)() for _ in range(3))
+        self.log_probs = (c_double * rows)()
+        arrays = self.tokens, self.parents, self.depths, self.log_probs
+        self.struct = Tree(*(addressof(values) for values in arrays), rows, 0, 0)
 
 
 class Head:
@@ -135,3 +148,11 @@ class Head:
             )
         )
         return request.output
+
+    def draft_tree(self, job: TreeInput, store: Store, growth: Growth, room: TreeRoom) -> None:
+        """A whole tree into `room`, whose `struct` then says how many rows it has and how many levels were scored."""
+        check(
+            library().te_draft_tree(
+                self.handle, byref(job), byref(store.struct), byref(growth), byref(room.struct)
+            )
+        )

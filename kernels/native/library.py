@@ -13,15 +13,18 @@ from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.kernels.native.loader import library_path
 from treeeagle_edge.kernels.native.structs import (
     KV,
+    Growth,
     HeadConfig,
     HeadInput,
     HeadWanted,
     ModelConfig,
     Pass,
+    Tree,
+    TreeInput,
     Wanted,
 )
 
-VERSION = 3
+VERSION = 4
 
 
 class NativeError(CannotRunError):
@@ -52,6 +55,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "te_head_ready": (c_int32, [c_void_p]),
     "te_head_bytes": (c_int64, [c_void_p]),
     "te_draft": (c_int32, [c_void_p, POINTER(Pass), POINTER(KV), POINTER(HeadInput), POINTER(HeadWanted)]),
+    "te_draft_tree": (
+        c_int32,
+        [c_void_p, POINTER(TreeInput), POINTER(KV), POINTER(Growth), POINTER(Tree)],
+    ),
     "te_head_destroy": (None, [c_void_p]),
     "te_matmul": (
         c_int32,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
 FORMATS = {"q8": 0, "q4_0": 1, "q4_1": 2}
@@ -44,7 +44,7 @@ class HeadConfig(Structure):
 
     _fields_ = [
         *_fields(c_int64, "hidden feature_width intermediate heads kv_heads head_dim vocabulary"),
-        *_fields(c_int64, "max_positions max_rows max_scored"),
+        *_fields(c_int64, "max_positions max_rows max_scored max_expanded"),
         ("eps", c_float),
         *_fields(c_int32, "norm_before_residual norm_output"),
     ]
@@ -95,4 +95,38 @@ class HeadWanted(Structure):
         *_fields(c_void_p, "hidden scored_rows"),
         *_fields(c_int64, "scored_count top"),
         *_fields(c_void_p, "log_probs ids"),
+    ]
+
+
+class TreeInput(Structure):
+    """`te_tree_input`: the rows with true features that a draft tree begins with, and slots for its own."""
+
+    _fields_ = [
+        ("rows", c_int64),
+        *_fields(c_void_p, "ids table"),
+        *_fields(c_int64, "prefix_count position"),
+        ("features", c_void_p),
+        *_fields(c_int64, "scratch scratch_count"),
+    ]
+
+
+class Growth(Structure):
+    """`te_growth`: how a draft tree grows, to a fixed shape or, with `verify`, as long as it pays."""
+
+    _fields_ = [
+        *_fields(c_int64, "depth branching nodes"),
+        ("stop_ids", c_void_p),
+        ("stop_count", c_int64),
+        *_fields(c_void_p, "verify draft continues walked seen"),
+        ("bins", c_int64),
+        *_fields(c_double, "bin_width prior least"),
+    ]
+
+
+class Tree(Structure):
+    """`te_tree`: where a draft tree goes."""
+
+    _fields_ = [
+        *_fields(c_void_p, "tokens parents depths log_probs"),
+        *_fields(c_int64, "capacity rows levels"),
     ]

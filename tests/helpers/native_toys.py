@@ -119,7 +119,7 @@ def toy_head(
     normal = lambda *shape: (rng.standard_normal(shape) * 0.1).astype(np.float32)  # noqa: E731
     wide = HEAD_HEADS * DIM
     config = HeadConfig(
-        H, TAPS * H, HEAD_WIDE, HEAD_HEADS, HEAD_HEADS, DIM, VD, SLOTS, 32, 16, EPS,
+        H, TAPS * H, HEAD_WIDE, HEAD_HEADS, HEAD_HEADS, DIM, VD, SLOTS, 32, 16, 24, EPS,
         before_residual, norm_output,
     )  # fmt: skip
     head = Head(target.model, config)

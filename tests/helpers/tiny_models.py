@@ -12,10 +12,11 @@ from torch import Tensor
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.generation_defaults import GenerationDefaults
 from treeeagle_edge.growth import FixedGrowth
-from treeeagle_edge.head import Head, HeadOutput
+from treeeagle_edge.head import Head
 from treeeagle_edge.head_checkpoint import HeadCheckpoint
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.model_config import ModelConfig, RopeConfig
+from treeeagle_edge.pass_rows import PassRows
 from treeeagle_edge.passes import MAX_EXPANSIONS
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.target import Target, load_target
@@ -148,15 +149,9 @@ class OracleDrafter:
         self._continuation = continuation
         self._random = random.Random(seed)
 
-    def draft(
-        self,
-        root: int,
-        scored: HeadOutput,
-        table: Tensor,
-        prefix: range,
-        growth: FixedGrowth,
-    ) -> DraftTree:
-        root_position = prefix.stop - 1
+    def draft(self, features: Tensor, rows: PassRows, growth: FixedGrowth) -> DraftTree:
+        self.head.extend_rows(features, rows, growth.branching)
+        root, root_position = rows.ids[-1], rows.prefix.stop - 1 + len(rows.ids)
         tokens, parents, depths = [root], [-1], [0]
         right = 0  # the deepest row on the true path
         for _ in range(self._random.randint(1, growth._nodes)):

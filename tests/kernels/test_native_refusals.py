@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from ctypes import byref, c_void_p
+from ctypes import addressof, byref, c_double, c_int64, c_void_p
 from typing import Any
 
 import numpy as np
 import pytest
 from native_toys import DIM, HEAD_HEADS, KV, SLOTS, TAPS, VD, H, V, needs_native, store, toy, toy_head
 
+from treeeagle_edge.kernels.native.head import TreeRoom
 from treeeagle_edge.kernels.native.library import NativeError, available_isas, check, library
 from treeeagle_edge.kernels.native.model import Model
 from treeeagle_edge.kernels.native.reading import Store, View
-from treeeagle_edge.kernels.native.structs import ModelConfig, Wanted
+from treeeagle_edge.kernels.native.structs import Growth, ModelConfig, TreeInput, Wanted
 from treeeagle_edge.kernels.native.team import Team
 
 pytestmark = needs_native
@@ -171,3 +172,84 @@ def test_a_bad_draft_pass_is_refused(changed: dict[str, Any], words: str) -> Non
     head.step(np.array([1]), np.array([0]), good["slots"], view, at, **{k: good[k] for k in it})
     with pytest.raises(NativeError, match=words):
         head.step(np.array([1]), np.array([0]), slots, view, at, **it)
+
+
+NUMBERS = (c_double * 16)(*[1.0] * 16)  # costs, chances or counts, whichever is asked for
+TRUE_ROWS = {
+    "rows": 2, "ids": (c_int64 * 2)(1, 2), "table": (c_int64 * 5)(9, 8, 7, 6, 5), "prefix_count": 3, "position": 3,
+    "features": (c_double * (TAPS * H))(), "scratch": 40, "scratch_count": 4,
+}  # fmt: skip
+RULE = {
+    "depth": 3, "branching": 2, "nodes": 4, "stop_ids": (c_int64 * 1)(3), "stop_count": 1, "verify": NUMBERS,
+    "draft": NUMBERS, "continues": NUMBERS, "walked": NUMBERS, "seen": NUMBERS, "bins": 14, "bin_width": 0.5,
+    "prior": 1.0, "least": 0.1,
+}  # fmt: skip
+
+
+def filled(struct: Any, values: dict[str, Any]) -> Any:
+    """`struct` with numbers as they are and arrays by their addresses."""
+    numbers = (int, float, type(None))
+    return struct(**{k: v if isinstance(v, numbers) else addressof(v) for k, v in values.items()})
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"rows": 0}, "rows is 0, outside 1..32"),
+        ({"rows": 33}, "rows is 33"),
+        ({"ids": None}, "ids is null"),
+        ({"ids": (c_int64 * 2)(1, V)}, r"ids\[1\] is 77, outside 0\.\.76"),
+        ({"table": None}, "table is null"),
+        ({"table": (c_int64 * 5)(9, 8, 7, SLOTS, 5)}, r"table\[3\] is 256"),
+        ({"prefix_count": -1}, "prefix_count is -1"),
+        ({"position": -1}, "position is -1"),
+        ({"position": SLOTS - 3}, "position is 253, outside 0..252"),
+        ({"features": None}, "features is null"),
+        ({"scratch_count": 3}, "scratch_count is 3, outside 4..256"),
+        ({"scratch": SLOTS - 3}, "scratch is 253, outside 0..252"),
+        ({"branching": 0}, "branching is 0"),
+        ({"branching": 17}, "branching is 17, outside 1..16"),
+        ({"depth": 0}, "depth is 0"),
+        ({"depth": 33}, "depth is 33"),
+        ({"depth": 14}, r"\(depth - 1\) \* branching is 26, outside 0..24"),
+        ({"nodes": 0}, "nodes is 0"),
+        ({"nodes": 8}, "capacity is 8, outside 9"),
+        ({"stop_ids": None}, "stop_ids is null"),
+        ({"stop_count": -1}, "stop_count is -1"),
+        ({"draft": None}, "draft is null"),
+        ({"continues": None}, "continues is null"),
+        ({"walked": None}, "walked is null"),
+        ({"seen": None}, "seen is null"),
+        ({"bins": 0}, "bins is 0"),
+        ({"bin_width": float("nan")}, "bin_width is -?nan"),
+        ({"prior": 0.0}, "prior is 0"),
+        ({"least": 1.5}, "least is 1.5"),
+    ],
+)
+def test_a_bad_draft_tree_is_refused(changed: dict[str, Any], words: str) -> None:
+    head = toy_head(available_isas()[0]).head
+    at, room = Store.allocate(1, SLOTS, HEAD_HEADS, DIM), TreeRoom(8)
+
+    def run(changed: dict[str, Any]) -> None:
+        job = filled(TreeInput, {name: changed.get(name, value) for name, value in TRUE_ROWS.items()})
+        rule = filled(Growth, {name: changed.get(name, value) for name, value in RULE.items()})
+        head.draft_tree(job, at, rule, room)
+
+    run({})
+    with pytest.raises(NativeError, match=words):
+        run(changed)
+    run({"verify": None})  # and the head is still whole
+
+
+def test_a_draft_tree_needs_a_head_a_store_and_room() -> None:
+    lib, head = library(), toy_head(available_isas()[0]).head
+    job, rule, room = filled(TreeInput, TRUE_ROWS), filled(Growth, RULE), TreeRoom(8)
+    at = Store.allocate(1, SLOTS, HEAD_HEADS, DIM)
+    given = [head.handle, byref(job), byref(at.struct), byref(rule), byref(room.struct)]
+    check(lib.te_draft_tree(*given))
+    for place, name in enumerate(("head", "input", "kv", "growth", "tree")):
+        with pytest.raises(NativeError, match=f"{name} is null"):
+            check(lib.te_draft_tree(*given[:place], None, *given[place + 1 :]))
+    room.struct.log_probs = None
+    with pytest.raises(NativeError, match="log_probs is null"):
+        check(lib.te_draft_tree(*given))

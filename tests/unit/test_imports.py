@@ -26,6 +26,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "settings",
         "kv_store",
         "widths",
+        "growth_rule",
     ),
     "kernels": ("kernels", "kernels.*", "profiles"),
     "files": (

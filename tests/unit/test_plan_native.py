@@ -161,6 +161,7 @@ def test_planned_native_demo_model_and_head_are_those_that_are_held(demo_gguf, b
         context=2048,
         max_rows=PREFILL_CHUNK + 1,
         max_scored=64,
+        max_expanded=SCRATCH_ROWS,
     )
     assert head.nbytes <= made.line("head").nbytes <= 1.06 * head.nbytes + 64 * 1024
     alone = plan(bits=bits, head=False).line("KV").nbytes

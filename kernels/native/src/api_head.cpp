@@ -19,11 +19,13 @@ int te_head_create(te_model* target, const te_head_config* c, te_head** out) {
     need_between(c->max_positions, 1, 1 << 24, "max_positions");
     need_between(c->max_rows, 1, 4096, "max_rows");
     need_between(c->max_scored, 1, c->max_rows, "max_scored");
+    need_between(c->max_expanded, 0, 4096, "max_expanded");
     config.feature_width = c->feature_width;
     config.vocabulary = c->vocabulary;
     config.max_positions = c->max_positions;
     config.max_rows = c->max_rows;
     config.max_scored = c->max_scored;
+    config.max_expanded = c->max_expanded;
     config.norm_before_residual = c->norm_before_residual != 0;
     config.norm_output = c->norm_output != 0;
     *out = new te_head(*target, config);

@@ -165,12 +165,16 @@ ReadingLists checked_lists(const te_pass* pass, int64_t slots) {
   return {pass->prefix, pass->prefix_count, pass->own, pass->own_counts, pass->own_stride};
 }
 
-Pass checked_pass(const te_pass* pass, const te_kv* kv, Workspace& space, int64_t vocabulary, int64_t positions) {
-  need(pass, "pass");
+void need_store(const te_kv* kv) {
   need(kv, "kv");
   need(kv->keys, "keys");
   need(kv->values, "values");
   need_between(kv->slots, 1, INT32_MAX, "slots of the store");
+}
+
+Pass checked_pass(const te_pass* pass, const te_kv* kv, Workspace& space, int64_t vocabulary, int64_t positions) {
+  need(pass, "pass");
+  need_store(kv);
   need_between(pass->rows, 1, space.max_rows, "rows");
   need_between(pass->tree_count, 0, space.max_rows, "tree_count");
   need_between(pass->prefix_count, 0, INT32_MAX, "prefix_count");

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <string>
 
-#include "head.h"
+#include "drafter.h"
 #include "te.h"
 
 struct te_team {
@@ -25,9 +25,10 @@ struct te_model {
 };
 
 struct te_head {
-  te_head(te_model& m, const te::HeadConfig& c) : owner(m.owner), head(c, m.model) {}
+  te_head(te_model& m, const te::HeadConfig& c) : owner(m.owner), head(c, m.model), drafter(head) {}
   te_team& owner;
   te::Head head;
+  te::Drafter drafter;
   bool ready = false;
 };
 
@@ -78,6 +79,7 @@ bool layer_vector(LayerWeights& layer, const LayerShape& shape, int32_t name, Ve
 void need_layer(const LayerWeights& layer, int64_t index);
 int64_t layer_bytes(const LayerWeights& layer);
 
+void need_store(const te_kv* kv);
 // Checks a pass against its limits and turns it into ours; the reading lists go to `space`.
 Pass checked_pass(const te_pass* pass, const te_kv* kv, Workspace& space, int64_t vocabulary, int64_t positions);
 

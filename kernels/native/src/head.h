@@ -14,6 +14,7 @@ struct HeadConfig {
   int64_t max_positions = 0;
   int64_t max_rows = 0;
   int64_t max_scored = 0;         // rows whose vocabulary may be scored in one call
+  int64_t max_expanded = 0;       // nodes that it may run on in one tree
   bool norm_before_residual = false;  // the residual is the normalised state (speculators' heads)
   bool norm_output = false;           // the state handed on is the one after `norm` (EAGLE-3.1)
 };

@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define TE_VERSION 3
+#define TE_VERSION 4
 
 enum { TE_Q8 = 0, TE_Q4_0 = 1, TE_Q4_1 = 2 };                  /* weight formats, blocks of 32 */
 enum { TE_FROM_FLOAT = 0, TE_FROM_GGUF = 1 };                  /* fp32 rows to quantise; GGUF blocks of that format */
@@ -42,6 +42,7 @@ typedef struct {
 typedef struct {
   int64_t hidden, feature_width, intermediate, heads, kv_heads, head_dim, vocabulary; /* vocabulary: the draft's */
   int64_t max_positions, max_rows, max_scored;
+  int64_t max_expanded;  /* nodes that the head may run on in one tree */
   float eps;
   int32_t norm_before_residual, norm_output;
 } te_head_config;
@@ -100,6 +101,47 @@ typedef struct {
   int64_t* ids;                /* [scored_count, top] ids of the target's vocabulary */
 } te_head_wanted;
 
+/* A whole draft tree. First come rows with true features, each of which reads the prefix and those before it. Below the last
+ * one, the root, levels are scored one after another, whose rows go to scratch slots. */
+typedef struct {
+  int64_t rows;
+  const int64_t* ids;      /* [rows], the root's last */
+  const int64_t* table;    /* [prefix_count + rows] slots in reading order: the prefix, then the rows' own */
+  int64_t prefix_count;
+  int64_t position;        /* rotary, of the first row; the others follow */
+  const float* features;   /* [rows, feature_width] */
+  int64_t scratch;         /* the first of ... */
+  int64_t scratch_count;   /* ... so many slots that nobody else uses, at least (depth - 1) * branching */
+} te_tree_input;
+
+/* How the tree grows. Of a level at most `branching` nodes are expanded, never a stop id, each to `branching` children or the
+ * whole vocabulary; of all nodes scored at most the best `nodes` are kept.
+ * Without `verify`: the rule of EAGLE-2. Nodes rank by the log-probability of their path.
+ * With it: nodes rank by their chance of being walked, and the tree grows while the tokens expected of it are worth more
+ * than their cost. The chance of a node once its parent is walked is (walked + prior * p) / (seen + prior), at least `least`,
+ * with the counts of its bin: bin b holds -ln p from b * bin_width on, the last one all that is beyond. */
+typedef struct {
+  int64_t depth, branching, nodes;
+  const int64_t* stop_ids; int64_t stop_count;
+  const double* verify;    /* [nodes + 3] cost of a target pass over so many rows, in tokens; or null */
+  const double* draft;     /* [depth + 1] cost of so many levels, in tokens */
+  const double* continues; /* [depth + 1] chance that a walk which could go on to this depth does */
+  const double* walked;    /* [bins] */
+  const double* seen;      /* [bins] */
+  int64_t bins;
+  double bin_width, prior, least;
+} te_growth;
+
+typedef struct {
+  int64_t* tokens;    /* each [capacity]; row 0 is the root, parents come before children */
+  int64_t* parents;   /* rows, -1 for the root */
+  int64_t* depths;
+  double* log_probs;  /* of the path from the root */
+  int64_t capacity;   /* at least nodes + 1 */
+  int64_t rows;       /* filled in; 0: a score was not finite, and there is no tree */
+  int64_t levels;     /* filled in: levels scored, all of them finite */
+} te_tree;
+
 TE_API int64_t te_version(void);
 TE_API const char* te_error(void);   /* of this thread's last failure */
 TE_API const char* te_isas(void);    /* usable instruction sets, best first, comma-separated */
@@ -129,6 +171,7 @@ TE_API int te_head_ready(te_head* head);
 TE_API int64_t te_head_bytes(const te_head* head);
 TE_API int te_draft(te_head* head, const te_pass* pass, const te_kv* kv, const te_head_input* input,
                     const te_head_wanted* wanted);
+TE_API int te_draft_tree(te_head* head, const te_tree_input* input, const te_kv* kv, const te_growth* growth, te_tree* tree);
 TE_API void te_head_destroy(te_head* head);
 
 /* Single operations, for tests: y[rows, n] = x[rows, k] . w, as a model would compute it. */
