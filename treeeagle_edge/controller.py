@@ -27,6 +27,8 @@ class Controller:
         self._judged = 0  # tree rounds since the last pause
         self._pause = 0  # plain rounds still to go
         self._next_pause = _SHORT_PAUSE
+        self._growth: AdaptiveGrowth | None = None  # of the last round, and what it was made for
+        self._grows: tuple[TreeShape, Collection[int]] | None = None
 
     @property
     def paused(self) -> bool:
@@ -40,10 +42,15 @@ class Controller:
         return max(plain, self._earned / self._spent) if self._spent else plain
 
     def growth(self, bounds: TreeShape, stop_ids: Collection[int]) -> AdaptiveGrowth | None:
-        """How the next round's tree grows; None where the round should not draft."""
+        """How the next round's tree grows; None where the round should not draft. It serves one round."""
         if self.paused:
             return None
-        return AdaptiveGrowth(bounds, self.costs, self.acceptance, self.rate, stop_ids)
+        if self._growth is None or self._grows != (bounds, stop_ids):
+            self._grows = (bounds, stop_ids)
+            self._growth = AdaptiveGrowth(bounds, self.costs, self.acceptance, self.rate, stop_ids)
+        else:
+            self._growth.begin(self.rate)
+        return self._growth
 
     def observe(self, round_: Round, growth: Growth | None) -> None:
         """Learn from a round; `growth` sized its tree, None where it decoded plainly."""

@@ -17,6 +17,9 @@ _MOST_OFF = 3.0
 _LEVELS = 8  # points of the curve of drafting; deeper drafts go on in proportion
 
 
+_Line = tuple[int, float, int, float]  # two points and their weights: a count lies between them
+
+
 @dataclass(frozen=True)
 class CostTable:
     """Seconds of passes at a short context, as measured at the start."""
@@ -39,37 +42,41 @@ class Curve:
         self._points = tuple(points)
         self._seconds = [min(seconds[at:]) for at in range(len(points))]
         self._scale = 1.0
-        self._lines: list[tuple[int, float, int, float]] = []  # two points and their weights, of 1, 2, ...
+        self._lines: list[_Line] = []
 
     def at(self, count: int) -> float:
         """Straight lines between the points, in proportion beyond them."""
-        return self._scale * sum(weight * self._seconds[at] for at, weight in self._shares(count))
+        low, part, high, rest = self._lines_to(count)[count - 1]
+        return self._scale * (part * self._seconds[low] + rest * self._seconds[high])
 
     def up_to(self, most: int) -> list[float]:
         """`at` of 1, 2, ..., `most`."""
-        while len(self._lines) < most:
-            low, *high = self._shares(len(self._lines) + 1)
-            self._lines.append((*low, *(high[0] if high else (0, 0.0))))
-        scale, known = self._scale, self._seconds
-        return [scale * (a * known[low] + b * known[high]) for low, a, high, b in self._lines[:most]]
+        scale, known, lines = self._scale, self._seconds, self._lines_to(most)
+        return [scale * (part * known[low] + rest * known[high]) for low, part, high, rest in lines[:most]]
 
     def observe(self, count: int, seconds: float) -> None:
         """Learn from one measurement. One far off counts as `_MOST_OFF` times too long: it was an interruption."""
         off = min(seconds / self.at(count), _MOST_OFF) - 1.0
         self._scale *= 1.0 + _LEARN * off
-        for at, weight in self._shares(count):
-            self._seconds[at] *= 1.0 + _LEARN_POINT * min(weight, 1.0) * off
+        low, part, high, rest = self._lines[count - 1]
+        self._seconds[low] *= 1.0 + _LEARN_POINT * min(part, 1.0) * off
+        self._seconds[high] *= 1.0 + _LEARN_POINT * rest * off
 
-    def _shares(self, count: int) -> tuple[tuple[int, float], ...]:
-        """(point, weight) of the points that `count` lies between."""
+    def _lines_to(self, count: int) -> list[_Line]:
+        """The lines of 1, 2, ..., `count` and perhaps more: a count keeps its own."""
+        while len(self._lines) < count:
+            self._lines.append(self._line(len(self._lines) + 1))
+        return self._lines
+
+    def _line(self, count: int) -> _Line:
         at = bisect_left(self._points, count)
         if at == len(self._points):
-            return ((at - 1, count / self._points[-1]),)
+            return (at - 1, count / self._points[-1], at - 1, 0.0)
         if self._points[at] == count or at == 0:
-            return ((at, 1.0),)
+            return (at, 1.0, at, 0.0)
         low, high = self._points[at - 1], self._points[at]
         part = (count - low) / (high - low)
-        return ((at - 1, 1.0 - part), (at, part))
+        return (at - 1, 1.0 - part, at, part)
 
 
 class CostModel:

@@ -18,7 +18,7 @@ from torch import Tensor
 from treeeagle_edge.growth import Candidate, Growth
 from treeeagle_edge.head import HeadOutput
 from treeeagle_edge.model_protocols import DraftHead, TreeHead
-from treeeagle_edge.pass_rows import PassRows
+from treeeagle_edge.pass_rows import FeatureRows, PassRows
 from treeeagle_edge.tree import DraftTree
 
 _SCORE = attrgetter("score")
@@ -27,8 +27,8 @@ _SCORE = attrgetter("score")
 class TreeDrafter(Protocol):
     """Grows one tree a round."""
 
-    def draft(self, features: Tensor, rows: PassRows, growth: Growth) -> DraftTree | None:
-        """Run the head on `rows` with their true `features` [P, taps * Ht], then draft below the last one, the root, as
+    def draft(self, features: FeatureRows, rows: PassRows, growth: Growth) -> DraftTree | None:
+        """Run the head on `rows` with their true `features`, then draft below the last one, the root, as
         far as `growth` wants.
 
         The rows are a chain, and their slots follow the prefix in the table. Returns None where the head's scores are
@@ -50,9 +50,9 @@ class OneCallDrafter:
         self._head = head
         self._scratch = scratch
 
-    def draft(self, features: Tensor, rows: PassRows, growth: Growth) -> DraftTree | None:
+    def draft(self, features: FeatureRows, rows: PassRows, growth: Growth) -> DraftTree | None:
         """See `TreeDrafter.draft`."""
-        tree, growth.levels = self._head.draft_tree(features, rows, self._scratch, growth.rule())
+        tree, growth.levels = self._head.draft_tree(features, rows, self._scratch, growth.rule)
         return tree
 
 
@@ -64,9 +64,9 @@ class Drafter:
         self._head = head
         self._scratch = scratch
 
-    def draft(self, features: Tensor, rows: PassRows, growth: Growth) -> DraftTree | None:
+    def draft(self, features: FeatureRows, rows: PassRows, growth: Growth) -> DraftTree | None:
         """See `TreeDrafter.draft`."""
-        scored = self._head.extend_rows(features, rows, growth.branching)
+        scored = self._head.extend_rows(features.tensor(), rows, growth.branching)
         prefix = range(rows.prefix.start, rows.prefix.stop + len(rows.ids))
         return self._below(rows.ids[-1], scored, rows.table, prefix, growth)
 

@@ -43,6 +43,7 @@ class Growth(Protocol):
         """Nodes expanded a level, and children scored for each."""
         ...
 
+    @property
     def rule(self) -> GrowthRule:
         """The same decisions in plain numbers, for a head that grows the tree itself."""
         ...
@@ -69,11 +70,8 @@ class FixedGrowth:
         self.branching = shape.branching
         self._nodes = shape.nodes
         self._stop_ids = stop_ids
+        self.rule = GrowthRule(shape.depth, shape.branching, shape.nodes, array("q", stop_ids))
         self.levels = 0
-
-    def rule(self) -> GrowthRule:
-        """See `Growth.rule`."""
-        return GrowthRule(self.depth, self.branching, self._nodes, array("q", self._stop_ids))
 
     def score(self, parent: Candidate | None, log_prob: float) -> float:
         """The log-probability of the path."""
@@ -113,18 +111,26 @@ class AdaptiveGrowth:
         self.depth = bounds.depth
         self.branching = bounds.branching
         self._nodes = bounds.nodes
-        # costs in tokens
-        self._draft = array("d", [rate * seconds for seconds in costs.draft_by_levels(bounds.depth)])
-        self._verify = array("d", [rate * seconds for seconds in costs.verify_by_rows(bounds.nodes + 2)])
+        self._costs = costs
         self._acceptance = acceptance
         self._stop_ids = stop_ids
-        self.levels = 0
+        self._draft, self._continues = (array("d", [0.0] * (bounds.depth + 1)) for _ in range(2))
+        self._verify = array("d", [0.0] * (bounds.nodes + 3))
+        worth = Worth(self._verify, self._draft, self._continues, *acceptance.calibration)
+        self.rule = GrowthRule(bounds.depth, bounds.branching, bounds.nodes, array("q", stop_ids), worth)
+        self.begin(rate)
 
-    def rule(self) -> GrowthRule:
-        """See `Growth.rule`."""
-        continues = array("d", [self._acceptance.continues(depth) for depth in range(self.depth + 1)])
-        worth = Worth(self._verify, self._draft, continues, *self._acceptance.calibration)
-        return GrowthRule(self.depth, self.branching, self._nodes, array("q", self._stop_ids), worth)
+    def begin(self, rate: float) -> None:
+        """The next tree, with costs and chances as they are now. Arrays stay where they are, since native code may have
+        been told.
+        """
+        acceptance, costs = self._acceptance, self._costs
+        self.levels = 0
+        self._draft[:] = array(
+            "d", [rate * seconds for seconds in costs.draft_by_levels(self.depth)]
+        )  # in tokens
+        self._verify[:] = array("d", [rate * seconds for seconds in costs.verify_by_rows(self._nodes + 2)])
+        self._continues[:] = array("d", [acceptance.continues(depth) for depth in range(self.depth + 1)])
 
     def score(self, parent: Candidate | None, log_prob: float) -> float:
         """The calibrated chance that the walk gets here."""
@@ -145,7 +151,7 @@ class AdaptiveGrowth:
         reach = _total(chosen)
         more = count
         for depth in range(self.levels + 1, self.depth + 1):
-            reach *= self._acceptance.continues(depth)
+            reach *= self._continues[depth]
             tokens += reach
             more = min(more + 2, self._nodes)
             weakest = max(0, 2 * count - more)  # places below it are taken

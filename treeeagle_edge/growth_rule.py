@@ -6,9 +6,11 @@ from array import array
 from dataclasses import dataclass
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Worth:
-    """What weighs a tree's expected tokens against its cost. `growth.AdaptiveGrowth` says how; arrays of float64."""
+    """What weighs a tree's expected tokens against its cost. `growth.AdaptiveGrowth` says how; arrays of float64, whose
+    values may change between two trees.
+    """
 
     verify: array[float]  # [nodes + 3] cost of a verify pass over 0, 1, ... rows, in tokens
     draft: array[float]  # [depth + 1] cost of drafting 0, 1, ... levels, in tokens
@@ -20,7 +22,7 @@ class Worth:
     least: float  # the smallest chance of a node
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class GrowthRule:
     """Bounds of a tree; without `worth` it grows to them by EAGLE-2's rule."""
 

@@ -14,7 +14,6 @@ from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling import Sampler
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.sequence import LiveSequence
-from treeeagle_edge.small_tensors import take_rows
 from treeeagle_edge.tree import DraftTree
 
 MOST_PENDING = 64  # features kept for later head rows while rounds decode plainly
@@ -87,8 +86,7 @@ class HostRounds:
             [*(tree.tokens[row] for row in walk.rows[1:]), walk.next_token], sampler.params, limit
         )
         kept = list(walk.rows[: len(ids) + 1])  # the root, and walked nodes whose token was not cut away
-        features = take_rows(output.features, kept) if sequence.with_head else None
-        sequence.commit([tree.tokens[row] for row in kept], [slots[row] for row in kept], features)
+        self._passes.commit(sequence, [tree.tokens[row] for row in kept], slots, output, kept)
         if sequence.pending_rows > MOST_PENDING:
             self._passes.flush_head(sequence)
         settled = Round(

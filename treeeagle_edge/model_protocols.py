@@ -14,7 +14,7 @@ from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.kernels.view import AttentionView, BatchView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.model_config import ModelConfig
-from treeeagle_edge.pass_rows import PassRows
+from treeeagle_edge.pass_rows import FeatureRows, PassRows
 from treeeagle_edge.target import TargetOutput
 from treeeagle_edge.tree import DraftTree
 
@@ -117,7 +117,7 @@ class TreeHead(Protocol):
     """A head that grows a whole tree in one call."""
 
     def draft_tree(
-        self, features: Tensor, rows: PassRows, scratch: range, rule: GrowthRule
+        self, features: FeatureRows, rows: PassRows, scratch: range, rule: GrowthRule
     ) -> tuple[DraftTree | None, int]:
         """The tree of `drafter.TreeDrafter.draft` by `rule`, and the levels that were scored.
 

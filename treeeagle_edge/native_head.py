@@ -18,7 +18,7 @@ from treeeagle_edge.kernels.native.structs import Growth, HeadConfig, HeadInput,
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.native_target import NativeTarget, native_pass, native_rows, native_store
-from treeeagle_edge.pass_rows import PassRows
+from treeeagle_edge.pass_rows import FeatureRows, PassRows
 from treeeagle_edge.rope import RotaryTable
 from treeeagle_edge.rounds import MAX_NODES
 from treeeagle_edge.tree import DraftTree
@@ -85,9 +85,12 @@ class NativeHead:
             1, slots, config.num_kv_heads, config.head_dim, torch.bfloat16, torch.device("cpu")
         )
         self._addresses = native_store(self.store)
-        self._ids = (c_int64 * max_rows)()  # of the rows that a tree begins with
+        self._ids, self._feature_rows = ((c_int64 * max_rows)() for _ in range(2))  # a tree begins with
         self._tree_input = TreeInput(ids=addressof(self._ids))
         self._tree_room = TreeRoom(MAX_NODES + 1)
+        self._told: tuple[GrowthRule, Growth] | None = (
+            None  # the last rule, which owns what the structure points to
+        )
 
     @property
     def nbytes(self) -> int:
@@ -130,19 +133,27 @@ class NativeHead:
         return self._run(native_rows(rows), source, 0, top)
 
     def draft_tree(
-        self, features: Tensor, rows: PassRows, scratch: range, rule: GrowthRule
+        self, features: FeatureRows, rows: PassRows, scratch: range, rule: GrowthRule
     ) -> tuple[DraftTree | None, int]:
         """See `model_protocols.TreeHead.draft_tree`."""
         count, job, room = len(rows.ids), self._tree_input, self._tree_room
+        if len(features) != count:
+            raise NativeError(f"features of {len(features)} rows were given for {count}")
         if count > len(self._ids):
             raise NativeError(f"a draft begins with at most {len(self._ids)} rows, not {count}")
         self._ids[:count] = [*rows.ids]
         job.rows, job.position = count, rows.positions[0]
         job.table = rows.table.data_ptr() + rows.prefix.start * sizeof(c_int64)
         job.prefix_count = len(rows.prefix)
-        job.features = _checked(features, count, int(self._head.config.feature_width))
+        job.features = _checked(features.table, len(features.table), int(self._head.config.feature_width))
+        job.feature_count, job.feature_rows = len(features.table), None
+        if features.rows is not None:
+            self._feature_rows[:count] = [*features.rows]
+            job.feature_rows = addressof(self._feature_rows)
         job.scratch, job.scratch_count = scratch.start, len(scratch)
-        self._head.draft_tree(job, self._addresses, _growth(rule), room)
+        if self._told is None or self._told[0] is not rule:
+            self._told = rule, _growth(rule)
+        self._head.draft_tree(job, self._addresses, self._told[1], room)
         found = room.struct
         if not found.rows:
             return None, found.levels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from ctypes import addressof, c_int32, c_int64, sizeof
 
 import numpy as np
@@ -137,15 +138,13 @@ def native_rows(rows: PassRows) -> Pass:
     """The C structure of a pass over `rows`; it keeps what it points to."""
     count, nodes = len(rows.ids), len(rows.tree)
     own = rows.tree is rows.slots
-    numbers = (c_int64 * (3 * count + (0 if own else nodes)))(
-        *rows.ids, *rows.positions, *rows.slots, *(() if own else rows.tree)
-    )
-    parents = (c_int32 * nodes)(*rows.parents)
-    at, step = addressof(numbers), count * sizeof(c_int64)
+    numbers = array("q", [*rows.ids, *rows.positions, *rows.slots, *(() if own else rows.tree)])
+    parents = array("i", rows.parents)
+    at, step = numbers.buffer_info()[0], count * sizeof(c_int64)
     job = Pass(
         count, at, at + step, at + 2 * step,
         rows.table.data_ptr() + rows.prefix.start * sizeof(c_int64), len(rows.prefix),
-        at + (2 if own else 3) * step, nodes, None, addressof(parents), None, None, 0,
+        at + (2 if own else 3) * step, nodes, None, parents.buffer_info()[0], None, None, 0,
     )  # fmt: skip
     job.keep = (numbers, parents, rows.table)
     return job

@@ -47,6 +47,21 @@ class PassRows:
         return rows[0], rows[1], rows[2], TreeView(prefix, tree, self.parents, len(self.ids))
 
 
+@dataclass(slots=True)
+class FeatureRows:
+    """True features of a few rows, where the target's pass left them."""
+
+    table: Tensor  # [N, taps * Ht], until the next pass of the target
+    rows: Sequence[int] | None = None  # [P] of the table; None: all
+
+    def __len__(self) -> int:
+        return len(self.table if self.rows is None else self.rows)
+
+    def tensor(self) -> Tensor:
+        """[P, taps * Ht]; a copy where rows were chosen."""
+        return self.table if self.rows is None else take_rows(self.table, self.rows)
+
+
 class TensorTarget(ABC):
     """A target whose `forward` takes tensors."""
 

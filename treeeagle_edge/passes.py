@@ -10,14 +10,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from treeeagle_edge.drafter import drafter_for
 from treeeagle_edge.growth import Growth
 from treeeagle_edge.kernels.dispatch import use_backend
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
-from treeeagle_edge.pass_rows import PassRows
+from treeeagle_edge.pass_rows import FeatureRows, PassRows
 from treeeagle_edge.sequence import LiveSequence
 from treeeagle_edge.target import TargetOutput
 from treeeagle_edge.tree import DraftTree
@@ -49,6 +48,7 @@ class Passes:
         self._taps = head.config.taps if head is not None else ()
         scratch = range(slots, slots + MAX_EXPANSIONS)
         self._drafter = drafter_for(head, scratch) if head is not None else None
+        self._lent_to: LiveSequence | None = None  # whose features lie in the last pass's output
 
     @property
     def kv_nbytes(self) -> int:
@@ -97,8 +97,8 @@ class Passes:
         position = len(sequence)
         tokens = [*sequence.tokens[sequence.head_tokens :], root]
         with self._kernels():
-            tree = self._drafter.draft(_joined(sequence.pending), _true_rows(sequence, tokens), growth)
-            sequence.pending = []
+            tree = self._drafter.draft(_features(sequence), _true_rows(sequence, tokens), growth)
+            sequence.pending, sequence.lent = [], None
             sequence.head_tokens = position  # the root's row counts once the root is committed
             if tree is None:
                 self.head.clean_rows(sequence.table(1, position + 1))
@@ -115,6 +115,21 @@ class Passes:
         rows = PassRows(tree.tokens, positions, slots, table, prefix, slots, tree.parents)
         return self._run(rows, slice(0, len(tree)))
 
+    def commit(
+        self,
+        sequence: LiveSequence,
+        tokens: Sequence[int],
+        slots: Sequence[int],
+        verified: TargetOutput,
+        rows: Sequence[int],
+    ) -> None:
+        """Settle the `rows` of a tree whose tokens are `tokens`. `slots` are those of the whole tree; features stay in
+        `verified` until they are drafted from, or until the next pass needs their place.
+        """
+        features = FeatureRows(verified.features, rows) if sequence.with_head else None
+        self._lent_to = sequence
+        sequence.commit(tokens, [slots[row] for row in rows], features)
+
     def flush_head(self, sequence: LiveSequence) -> None:
         """Write the head rows of all committed tokens.
 
@@ -125,13 +140,16 @@ class Passes:
         if rows < 1:
             return
         assert self.head is not None
-        features = _joined(sequence.pending)
+        features = _features(sequence).tensor()
         with self._kernels():
             self.head.extend_rows(features[:rows], _true_rows(sequence, sequence.tokens[-rows:]), top=1)
         sequence.head_tokens = len(sequence)
-        sequence.pending = [features[rows:]]
+        sequence.pending, sequence.lent = [features[rows:]], None
 
     def _run(self, rows: PassRows, scored: slice) -> TargetOutput:
+        if self._lent_to is not None:
+            self._lent_to.keep_lent()
+            self._lent_to = None
         count = len(rows.ids)
         missing = self._fixed_rows - count if self._fixed_rows is not None else 0
         if missing:
@@ -157,8 +175,13 @@ class Passes:
         return use_backend("exact") if self._fixed_rows is not None else nullcontext()
 
 
-def _joined(pending: list[Tensor]) -> Tensor:
-    return pending[0] if len(pending) == 1 else torch.cat(pending)
+def _features(sequence: LiveSequence) -> FeatureRows:
+    """Those whose head rows are not written yet."""
+    if not sequence.pending and sequence.lent is not None:
+        return sequence.lent
+    sequence.keep_lent()
+    pending = sequence.pending
+    return FeatureRows(pending[0] if len(pending) == 1 else torch.cat(pending))
 
 
 def _true_rows(sequence: LiveSequence, tokens: Sequence[int]) -> PassRows:

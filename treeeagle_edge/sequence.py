@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from treeeagle_edge.kv_pool import KVPool
+from treeeagle_edge.pass_rows import FeatureRows
 from treeeagle_edge.small_tensors import write_int64
 
 
@@ -16,8 +17,8 @@ class LiveSequence:
 
     Slots under way (a tree's, a throwaway) are borrowed until committed. `close` gives everything back
     whatever happened before, so an interrupt anywhere loses no slot. Invariant while drafting: the rows of
-    `pending` are the features of the tokens before head_tokens, head_tokens + 1, ..., len(self), the last of
-    which is the root that is not committed yet.
+    `pending`, then those of `lent`, are the features of the tokens before head_tokens, head_tokens + 1, ..., len(self),
+    the last of which is the root that is not committed yet.
     """
 
     def __init__(
@@ -45,6 +46,9 @@ class LiveSequence:
         self.borrowed: list[int] = []
         self.announced: list[int] = []  # borrowed slots that the table has behind the committed ones
         self.pending: list[Tensor] = []  # [rows, taps * Ht] each: no head rows yet
+        self.lent: FeatureRows | None = (
+            None  # the newest such features, which the target's next pass overwrites
+        )
         self.slot_table = torch.zeros(capacity, dtype=torch.int64, device=device) if table is None else table
         self.slot_table[: len(self.slots)] = torch.tensor(self.slots, dtype=torch.int64, device=device)
 
@@ -54,7 +58,13 @@ class LiveSequence:
     @property
     def pending_rows(self) -> int:
         """Features whose head rows are not written yet."""
-        return sum(len(features) for features in self.pending)
+        return sum(len(features) for features in self.pending) + (len(self.lent) if self.lent else 0)
+
+    def keep_lent(self) -> None:
+        """Copy the features that the next pass would overwrite."""
+        if self.lent is not None:
+            self.pending.append(self.lent.tensor())
+            self.lent = None
 
     def table(self, start: int, stop: int) -> Tensor:
         """[stop - start] int64 slots of the tokens start .. stop - 1, the announced root included."""
@@ -75,18 +85,20 @@ class LiveSequence:
         write_int64(self.slot_table, len(self.tokens), slots)
         self.announced = list(slots)
 
-    def commit(self, tokens: Sequence[int], slots: Sequence[int], features: Tensor | None = None) -> None:
+    def commit(
+        self, tokens: Sequence[int], slots: Sequence[int], features: FeatureRows | None = None
+    ) -> None:
         """Append tokens with the borrowed slots that hold their KV, and give the other borrowed ones back.
 
-        No KV moves. `features` [rows, taps * Ht] of a verify pass are kept for the head rows of the tokens
-        after them.
+        No KV moves. `features` of a verify pass are for the head rows of the tokens after them; they stay where they
+        are until `keep_lent`.
         """
         root_row_written = not self.pending
         self.announce(slots)
         self.settle(tokens, slots)
         if features is not None and self.with_head:
             self.head_tokens += root_row_written
-            self.pending.append(features)
+            self.lent = features
 
     def settle(self, tokens: Sequence[int], slots: Sequence[int]) -> None:
         """What `commit` does beside the table and the features: a round on the device has seen to those."""

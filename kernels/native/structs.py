@@ -105,8 +105,8 @@ class TreeInput(Structure):
         ("rows", c_int64),
         *_fields(c_void_p, "ids table"),
         *_fields(c_int64, "prefix_count position"),
-        ("features", c_void_p),
-        *_fields(c_int64, "scratch scratch_count"),
+        *_fields(c_void_p, "features feature_rows"),
+        *_fields(c_int64, "feature_count scratch scratch_count"),
     ]
 
 

@@ -16,7 +16,7 @@ from treeeagle_edge.head import Head
 from treeeagle_edge.head_checkpoint import HeadCheckpoint
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.model_config import ModelConfig, RopeConfig
-from treeeagle_edge.pass_rows import PassRows
+from treeeagle_edge.pass_rows import FeatureRows, PassRows
 from treeeagle_edge.passes import MAX_EXPANSIONS
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.target import Target, load_target
@@ -149,8 +149,8 @@ class OracleDrafter:
         self._continuation = continuation
         self._random = random.Random(seed)
 
-    def draft(self, features: Tensor, rows: PassRows, growth: FixedGrowth) -> DraftTree:
-        self.head.extend_rows(features, rows, growth.branching)
+    def draft(self, features: FeatureRows, rows: PassRows, growth: FixedGrowth) -> DraftTree:
+        self.head.extend_rows(features.tensor(), rows, growth.branching)
         root, root_position = rows.ids[-1], rows.prefix.stop - 1 + len(rows.ids)
         tokens, parents, depths = [root], [-1], [0]
         right = 0  # the deepest row on the true path

@@ -177,7 +177,8 @@ def test_a_bad_draft_pass_is_refused(changed: dict[str, Any], words: str) -> Non
 NUMBERS = (c_double * 16)(*[1.0] * 16)  # costs, chances or counts, whichever is asked for
 TRUE_ROWS = {
     "rows": 2, "ids": (c_int64 * 2)(1, 2), "table": (c_int64 * 5)(9, 8, 7, 6, 5), "prefix_count": 3, "position": 3,
-    "features": (c_double * (TAPS * H))(), "scratch": 40, "scratch_count": 4,
+    "features": (c_double * (TAPS * H))(), "feature_rows": (c_int64 * 2)(1, 0), "feature_count": 2,
+    "scratch": 40, "scratch_count": 4,
 }  # fmt: skip
 RULE = {
     "depth": 3, "branching": 2, "nodes": 4, "stop_ids": (c_int64 * 1)(3), "stop_count": 1, "verify": NUMBERS,
@@ -205,6 +206,9 @@ def filled(struct: Any, values: dict[str, Any]) -> Any:
         ({"position": -1}, "position is -1"),
         ({"position": SLOTS - 3}, "position is 253, outside 0..252"),
         ({"features": None}, "features is null"),
+        ({"feature_rows": (c_int64 * 2)(1, 2)}, r"feature_rows\[1\] is 2, outside 0\.\.1"),
+        ({"feature_rows": None, "feature_count": 3}, r"feature_count \(3\) must equal rows \(2\)"),
+        ({"feature_count": 0}, "feature_count is 0"),
         ({"scratch_count": 3}, "scratch_count is 3, outside 4..256"),
         ({"scratch": SLOTS - 3}, "scratch is 253, outside 0..252"),
         ({"branching": 0}, "branching is 0"),

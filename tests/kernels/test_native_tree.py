@@ -23,7 +23,7 @@ from treeeagle_edge.kernels.native.library import NativeError
 from treeeagle_edge.kernels.native.team import Team
 from treeeagle_edge.native_head import NativeHead
 from treeeagle_edge.native_target import load_native_target
-from treeeagle_edge.pass_rows import PassRows
+from treeeagle_edge.pass_rows import FeatureRows, PassRows
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.tree import DraftTree
 
@@ -58,14 +58,16 @@ class Case:
     def __init__(self, rng: random.Random, depth: int) -> None:
         self.count = rng.randint(1, 9)
         before = rng.randint(0, CONTEXT - self.count - depth)
-        table = rng.sample(range(SLOTS), before + self.count + 1)  # its first entry has no head row
+        slots = rng.sample(range(SLOTS), before + self.count + 1)  # its first entry has no head row
         first = before + 1
         own = range(first, first + self.count)
         generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
-        self.features = torch.randn(self.count, 3 * WIDE.hidden_size, generator=generator)
+        table = torch.randn(2 * self.count, 3 * WIDE.hidden_size, generator=generator)
+        chosen = FeatureRows(table, rng.sample(range(len(table)), self.count))
+        self.features = rng.choice((chosen, FeatureRows(chosen.tensor())))
         self.rows = PassRows(
-            [rng.randrange(VOCAB) for _ in own], range(first - 1, first - 1 + self.count), table[first:],
-            torch.tensor(table), range(1, first), table[first:], range(-1, self.count - 1),
+            [rng.randrange(VOCAB) for _ in own], range(first - 1, first - 1 + self.count), slots[first:],
+            torch.tensor(slots), range(1, first), slots[first:], range(-1, self.count - 1),
         )  # fmt: skip
 
 
@@ -206,10 +208,10 @@ def test_a_draft_that_has_no_room_is_refused() -> None:
     with pytest.raises(NativeError, match="scratch_count is 3, outside 8"):
         drafter.draft(case.features, case.rows, FixedGrowth(TreeShape(5, 2, 4)))
     with pytest.raises(NativeError, match=r"expected \(\d+, 192\) of contiguous float32"):
-        drafter.draft(case.features[:, 1:], case.rows, FixedGrowth(TreeShape(1, 2, 4)))
+        drafter.draft(FeatureRows(case.features.tensor()[:, 1:]), case.rows, FixedGrowth(TreeShape(1, 2, 4)))
     many = PassRows([1] * 49, range(49), range(49), torch.arange(60), range(1, 1), range(49), range(-1, 48))
     with pytest.raises(NativeError, match="at most 48 rows, not 49"):
-        drafter.draft(torch.zeros(49, 192), many, FixedGrowth(TreeShape(1, 2, 4)))
+        drafter.draft(FeatureRows(torch.zeros(49, 192)), many, FixedGrowth(TreeShape(1, 2, 4)))
 
 
 def test_the_controller_hears_how_many_levels_were_scored() -> None:

@@ -59,7 +59,7 @@ class ScriptedDrafter:
         self._drawn = 0
 
     def draft(self, features, rows, growth) -> DraftTree:
-        self.head.extend_rows(features, rows, growth.branching)
+        self.head.extend_rows(features.tensor(), rows, growth.branching)
         root, root_position = rows.ids[-1], rows.prefix.stop - 1 + len(rows.ids)
         right = [self._text[root_position + depth] for depth in (1, 2, 3)]
         wrong = [(token + 1) % VOCAB for token in right]

@@ -53,11 +53,19 @@ TrueRows checked_rows(const te_tree_input* i, const te_kv* kv, const Head& head,
   need(i->table, "table");
   need_range(i->table, i->prefix_count + i->rows, kv->slots, "table");
   need(i->features, "features");
+  need_between(i->feature_count, 1, INT32_MAX, "feature_count");
+  if (i->feature_rows) {
+    need(i->feature_rows, "feature_rows");
+    need_range(i->feature_rows, i->rows, i->feature_count, "feature_rows");
+  } else if (i->feature_count != i->rows) {
+    refuse("without `feature_rows`, feature_count (%lld) must equal rows (%lld)", static_cast<long long>(i->feature_count),
+           static_cast<long long>(i->rows));
+  }
   need_between(i->position, 0, head.config.max_positions - i->rows - (growth.depth - 1), "position");
   const int64_t expanded = (growth.depth - 1) * growth.branching;
   need_between(i->scratch_count, expanded, kv->slots, "scratch_count");
   need_between(i->scratch, 0, kv->slots - i->scratch_count, "scratch");
-  return {i->rows, i->ids, i->table, i->prefix_count, i->position, i->features};
+  return {i->rows, i->ids, i->table, i->prefix_count, i->position, i->features, i->feature_rows};
 }
 
 Tree checked_tree(const te_tree* t, const Growth& growth) {

@@ -131,7 +131,7 @@ int te_draft(te_head* head, const te_pass* pass, const te_kv* kv, const te_head_
       need(w->log_probs, "log_probs");
       need(w->ids, "ids");
     }
-    const HeadInput ours_input{input->features, input->hidden, input->hidden_rows};
+    const HeadInput ours_input{input->features, input->hidden, input->hidden ? input->hidden_rows : nullptr};
     const HeadWanted wanted{w->hidden, w->scored_rows, w->scored_count, w->top, w->log_probs, w->ids};
     h.step(ours, {kv->keys, kv->values}, ours_input, wanted);
   });

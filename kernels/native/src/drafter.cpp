@@ -47,7 +47,7 @@ void Drafter::extend(const TrueRows& rows, const KeyValueRows& kv, int64_t child
   pass.positions = positions_.data();
   pass.slots = slots;
   pass.reads = list_visible(head_.space, rows.count, rows.table, rows.prefix, slots, rows.count, nullptr);
-  head_.step(pass, kv, {rows.features, nullptr, nullptr},
+  head_.step(pass, kv, {rows.features, nullptr, rows.feature_rows},
              {states_.data(), &root, 1, children, log_probs_.data(), top_ids_.data()});
 }
 

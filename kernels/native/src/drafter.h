@@ -13,7 +13,8 @@ struct TrueRows {
   const int64_t* table = nullptr;  // [prefix + count] slots in reading order, those of the rows last
   int64_t prefix = 0;
   int64_t position = 0;            // rotary, of the first row
-  const float* features = nullptr;  // [count][feature_width]
+  const float* features = nullptr;  // [][feature_width], of which row m reads
+  const int64_t* feature_rows = nullptr;  // [count] the one named here; null: the m-th
 };
 
 // Row 0 is the root; parents before children.

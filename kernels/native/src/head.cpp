@@ -72,7 +72,7 @@ void Head::Call::work(int64_t phase, const Part& part) const {
     case kQuantise: {
       const int64_t width = head.config.feature_width;
       return each([&](int64_t r) {
-        worker.k.quantise_row(input.features + r * width, width, head.space.second(rows), r, 0);
+        worker.k.quantise_row(input.features + input.of(r) * width, width, head.space.second(rows), r, 0);
       });
     }
     case kFeatures:
@@ -98,8 +98,7 @@ void Head::Call::enter(const Worker& worker, int64_t row) const {
   const float eps = head.config.layer.eps;
   float* x = head.space.x.data() + row * width;
   if (!input.features) {
-    const int64_t from = input.hidden_rows ? input.hidden_rows[row] : row;
-    std::memcpy(x, input.hidden + from * width, static_cast<size_t>(width) * sizeof(float));
+    std::memcpy(x, input.hidden + input.of(row) * width, static_cast<size_t>(width) * sizeof(float));
   }
   const Activations a = head.space.first(pass.rows);
   const Matrix& table = head.embedding.present() ? head.embedding : head.target.embedding;

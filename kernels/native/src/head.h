@@ -20,9 +20,11 @@ struct HeadConfig {
 };
 
 struct HeadInput {
-  const float* features = nullptr;  // [rows][feature_width] true features, or
-  const float* hidden = nullptr;    // [][hidden] states of the level before, of which row m reads
-  const int64_t* hidden_rows = nullptr;  // [rows] the one named here; null: the m-th
+  const float* features = nullptr;  // [][feature_width] true features, or
+  const float* hidden = nullptr;    // [][hidden] states of the level before. Of either row m reads
+  const int64_t* rows = nullptr;    // [rows] the one named here; null: the m-th
+
+  int64_t of(int64_t row) const { return rows ? rows[row] : row; }
 };
 
 struct HeadWanted {

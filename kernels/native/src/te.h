@@ -109,7 +109,9 @@ typedef struct {
   const int64_t* table;    /* [prefix_count + rows] slots in reading order: the prefix, then the rows' own */
   int64_t prefix_count;
   int64_t position;        /* rotary, of the first row; the others follow */
-  const float* features;   /* [rows, feature_width] */
+  const float* features;   /* [feature_count, feature_width], of which row m reads ... */
+  const int64_t* feature_rows; /* ... [rows] the one named here; null: the m-th, feature_count = rows */
+  int64_t feature_count;
   int64_t scratch;         /* the first of ... */
   int64_t scratch_count;   /* ... so many slots that nobody else uses, at least (depth - 1) * branching */
 } te_tree_input;
