@@ -41,7 +41,7 @@ def measure_costs(passes: Passes, pool: KVPool, context: int, bounds: TreeShape)
         best[name] = min(best.get(name, math.inf), seconds)
 
     try:
-        passes.prefill(sequence, prompt)
+        passes.prefill(sequence, prompt, peaks_only=True)
         started = time.perf_counter()
         for turn in range(_MOST_TURNS):
             for place, count in enumerate(sizes):
@@ -66,7 +66,7 @@ def _verify_seconds(passes: Passes, sequence: LiveSequence, rows: int) -> float:
         tuple(i % vocab for i in range(rows)), (-1, *[0] * children), (0, *[1] * children), (0.0,) * rows
     )
     slots = sequence.borrow(rows)
-    seconds = _timed(lambda: passes.verify(sequence, tree, slots), passes.target.device)
+    seconds = _timed(lambda: passes.verify(sequence, tree, slots, peaks_only=True), passes.target.device)
     sequence.commit([], [])
     return seconds
 

@@ -58,7 +58,7 @@ class HostRounds:
         """See `AnswerRounds.first`."""
         started = time.perf_counter()
         prompt_ids, sampler = self._prompt_ids, self._sampler
-        output = self._passes.prefill(self._sequence, prompt_ids)
+        output = self._passes.prefill(self._sequence, prompt_ids, peaks_only=sampler.needs_peaks_only)
         verified = time.perf_counter()
         walk = sampler.walk(
             DraftTree.root_only(prompt_ids[-1]), output.logits, len(prompt_ids) - 1, output.peaks
@@ -79,7 +79,7 @@ class HostRounds:
         tree = drafted or DraftTree.root_only(root)
         drafted_at = time.perf_counter()
         slots = root_slot + sequence.borrow(tree.num_nodes)
-        output = self._passes.verify(sequence, tree, slots)
+        output = self._passes.verify(sequence, tree, slots, peaks_only=sampler.needs_peaks_only)
         verified_at = time.perf_counter()
         walk = sampler.walk(tree, output.logits, len(sequence), output.peaks)
         ids, reason = cut(

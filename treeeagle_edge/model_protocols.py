@@ -63,7 +63,13 @@ class TargetModel(Protocol):
         ...
 
     def forward_rows(
-        self, rows: PassRows, store: KVStore, taps: tuple[int, ...], scored: slice = slice(None)
+        self,
+        rows: PassRows,
+        store: KVStore,
+        taps: tuple[int, ...],
+        scored: slice = slice(None),
+        *,
+        peaks_only: bool = False,
     ) -> TargetOutput:
         """See `pass_rows.TensorTarget.forward_rows`."""
         ...

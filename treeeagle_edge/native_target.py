@@ -86,32 +86,44 @@ class NativeTarget:
         return self._run(native_pass(ids, positions, slots, view), store, taps, scored)
 
     def forward_rows(
-        self, rows: PassRows, store: KVStore, taps: tuple[int, ...], scored: slice = slice(None)
+        self,
+        rows: PassRows,
+        store: KVStore,
+        taps: tuple[int, ...],
+        scored: slice = slice(None),
+        *,
+        peaks_only: bool = False,
     ) -> TargetOutput:
         """See `pass_rows.TensorTarget.forward_rows`. What it gives is overwritten by the next pass."""
-        return self._run(native_rows(rows), store, taps, scored)
+        return self._run(native_rows(rows), store, taps, scored, peaks_only)
 
-    def _run(self, job: Pass, store: KVStore, taps: tuple[int, ...], scored: slice) -> TargetOutput:
+    def _run(
+        self, job: Pass, store: KVStore, taps: tuple[int, ...], scored: slice, peaks_only: bool = False
+    ) -> TargetOutput:
         chosen = range(job.rows)[scored]
-        kind = (job.rows, chosen.start, len(chosen), taps)
+        kind = (job.rows, chosen.start, len(chosen), taps, peaks_only)
         found = self._requests.get(kind)
         if found is None:
-            found = self._requests[kind] = self._request(job.rows, chosen, taps)
+            found = self._requests[kind] = self._request(job.rows, chosen, taps, peaks_only)
         request, output = found
         if self._store is None or self._store[0] is not store:
             self._store = (store, native_store(store))
         self.model.run(job, self._store[1], request)
         return output
 
-    def _request(self, rows: int, chosen: range, taps: tuple[int, ...]) -> tuple[Request, TargetOutput]:
-        request = self.model.request(rows, chosen, taps or None, best=True)
+    def _request(
+        self, rows: int, chosen: range, taps: tuple[int, ...], peaks_only: bool
+    ) -> tuple[Request, TargetOutput]:
+        request = self.model.request(rows, chosen, taps or None, logits=not peaks_only, best=True)
         out = request.output
-        assert out.logits is not None
         assert out.peaks is not None
         assert out.best is not None
+        logits = (
+            torch.empty(0, self.config.vocab_size) if out.logits is None else torch.from_numpy(out.logits)
+        )
         features = torch.empty(rows, 0) if out.features is None else torch.from_numpy(out.features)
         peaks = (torch.from_numpy(out.peaks), torch.from_numpy(out.best))
-        return request, TargetOutput(torch.from_numpy(out.logits), features, peaks)
+        return request, TargetOutput(logits, features, peaks)
 
 
 def native_pass(ids: Tensor, positions: Tensor, slots: Tensor, view: AttentionView | BatchView) -> Pass:

@@ -79,9 +79,19 @@ class TensorTarget(ABC):
         """See `target.Target.forward`."""
 
     def forward_rows(
-        self, rows: PassRows, store: KVStore, taps: tuple[int, ...], scored: slice = slice(None)
+        self,
+        rows: PassRows,
+        store: KVStore,
+        taps: tuple[int, ...],
+        scored: slice = slice(None),
+        *,
+        peaks_only: bool = False,
     ) -> TargetOutput:
-        """`forward` over `rows`."""
+        """`forward` over `rows`.
+
+        `peaks_only`: nobody will look at logits beside the largest of each scored row. A target that finds these in the
+        pass may leave the logits out; others give the logits.
+        """
         return self.forward(*rows.tensors(), store, taps, scored)
 
 

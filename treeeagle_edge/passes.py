@@ -55,9 +55,11 @@ class Passes:
         """Bytes of keys and values, target and head together."""
         return self.store.nbytes + (self.head.store.nbytes if self.head else 0)
 
-    def prefill(self, sequence: LiveSequence, prompt: Sequence[int]) -> TargetOutput:
+    def prefill(
+        self, sequence: LiveSequence, prompt: Sequence[int], *, peaks_only: bool = False
+    ) -> TargetOutput:
         """Logits [1, V] of the last prompt token; commits the whole prompt, and its head rows when they are
-        wanted.
+        wanted. `peaks_only`: see `pass_rows.TensorTarget.forward_rows`.
 
         The last reused token runs once more, for its feature and logits, into a throwaway slot: its own KV
         and head row stay as they are.
@@ -78,7 +80,7 @@ class Passes:
                 slots,
                 range(-1, len(ids) - 1),
             )
-            output = self._run(rows, scored)
+            output = self._run(rows, scored, peaks_only)
             sequence.commit(ids[again:], slots[again:])
             if sequence.with_head:
                 sequence.pending.append(output.features.clone())  # the next pass may overwrite them
@@ -104,16 +106,18 @@ class Passes:
                 self.head.clean_rows(sequence.table(1, position + 1))
         return tree
 
-    def verify(self, sequence: LiveSequence, tree: DraftTree, slots: Sequence[int]) -> TargetOutput:
+    def verify(
+        self, sequence: LiveSequence, tree: DraftTree, slots: Sequence[int], *, peaks_only: bool = False
+    ) -> TargetOutput:
         """Logits [N, V] float32 and features [N, taps * Ht] of the tree's rows, until the next pass overwrites them.
 
-        Their KV goes to `slots`, one a row.
+        Their KV goes to `slots`, one a row. `peaks_only`: see `pass_rows.TensorTarget.forward_rows`.
         """
         position = len(sequence)
         positions = [position + depth for depth in tree.depths]
         table, prefix = sequence.slot_table, range(position)
         rows = PassRows(tree.tokens, positions, slots, table, prefix, slots, tree.parents)
-        return self._run(rows, slice(0, len(tree)))
+        return self._run(rows, slice(0, len(tree)), peaks_only)
 
     def commit(
         self,
@@ -146,7 +150,7 @@ class Passes:
         sequence.head_tokens = len(sequence)
         sequence.pending, sequence.lent = [features[rows:]], None
 
-    def _run(self, rows: PassRows, scored: slice) -> TargetOutput:
+    def _run(self, rows: PassRows, scored: slice, peaks_only: bool) -> TargetOutput:
         if self._lent_to is not None:
             self._lent_to.keep_lent()
             self._lent_to = None
@@ -165,7 +169,7 @@ class Passes:
                 [*rows.parents, *[-1] * missing],
             )
         with self._kernels():
-            output = self.target.forward_rows(rows, self.store, self._taps, scored)
+            output = self.target.forward_rows(rows, self.store, self._taps, scored, peaks_only=peaks_only)
         if self._device.type == "cuda":
             # a round's clock is read next, and the walk would wait all the same: the pass would be booked under it
             torch.cuda.synchronize(self._device)

@@ -16,6 +16,7 @@ _BLOCK_BYTES = {8: 32 + 2, 4: 16 + 4}  # quants; an fp16 scale, at 4 bits an fp1
 _TILE = 16  # output channels packed side by side; a matrix is padded to whole tiles
 _LINE = 64  # bytes: tiles and scratch begin at cache lines
 _BLOCK_INFO = 16  # bytes beside each block of 32 int8 activations
+_PEAK = 16  # bytes: a logit and its token
 _ROWS_TOGETHER = 16  # query rows that a thread attends for at once
 _KEYS_TOGETHER = 64  # positions that it prepares at once
 _CANDIDATE = 32 + 4  # a scored node, and its place in the order
@@ -68,7 +69,8 @@ def workspace_bytes(
     """
     widest = max(model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
     total = _pass_bytes(model, widest, rows, threads)
-    total += rows * (model.hidden_size * 4 + 8)  # hidden states and the likeliest token of each scored row
+    total += rows * model.hidden_size * 4  # hidden states of each scored row,
+    total += rows * (8 + 4 + threads * _PEAK)  # the likeliest token, its logit, and what each thread found
     total += 2 * (slots + rows) * 8  # slots of the prefix and of the rows, target and head
     if head is None:
         return total

@@ -62,6 +62,11 @@ class Sampler:
             self._seen[torch.tensor(list(prompt_ids), dtype=torch.int64, device=device)] = True
             self._counts = torch.zeros(vocab_size, device=device)
 
+    @property
+    def needs_peaks_only(self) -> bool:
+        """Whether the largest logit of a row decides alone, so that walks look at no other."""
+        return self.params.greedy and self._bias is None and self._seen is None
+
     def walk(
         self,
         tree: DraftTree,
@@ -73,7 +78,8 @@ class Sampler:
 
         `logits` [N, V] float32, row i for tree row i; `root_position` is the root's place in the sequence, so
         the token sampled at a row of depth d belongs to position root_position + 1 + d. `peaks`, [N] the largest
-        logit of each row, not finite where one of the row is not, and [N] its id, are looked for unless given.
+        logit of each row, not finite where one of the row is not, and [N] its id, are looked for unless given; with
+        them and `needs_peaks_only` the logits may be [0, V].
         A row that is not finite is not entered: the token that led to it stands, and the next round computes it
         again on its own. Raises CannotRunError if the root's is not.
         """
@@ -81,7 +87,7 @@ class Sampler:
         finite = [math.isfinite(peak) for peak in largest.tolist()]  # NaN and +inf surface in the maximum
         if not finite[0]:
             raise non_finite_logits()
-        greedy = best.tolist() if self.params.greedy and self._bias is None and self._seen is None else None
+        greedy = best.tolist() if self.needs_peaks_only else None
         rows = [0]
         while True:
             row = rows[-1]

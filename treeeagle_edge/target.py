@@ -32,7 +32,7 @@ _EXACT_MULTIPLE = 8  # rows: with multiples of 8 every product here treats all r
 class TargetOutput:
     """What one pass of M rows gives."""
 
-    logits: Tensor  # [R, V] float32, of the R rows that were scored
+    logits: Tensor  # [R, V] float32, of the R rows that were scored; [0, V] from a pass that gives their peaks alone
     features: (
         Tensor  # [M, len(taps) * H] the residual stream at the taps, before the final norm, compute dtype
     )

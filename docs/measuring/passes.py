@@ -43,7 +43,7 @@ class PassTimer:
         self._sequence = LiveSequence(
             KVPool(slots), prefix, with_head=head is not None, reuse=False, capacity=slots, device=target.device
         )  # fmt: skip
-        self._passes.prefill(self._sequence, prefix)
+        self._passes.prefill(self._sequence, prefix, peaks_only=True)
         self._sampler = Sampler(SamplingParams(), prefix, self._vocab, target.device)
 
     def verify(self, rows: int, calls: int = 5) -> float:
@@ -54,7 +54,7 @@ class PassTimer:
         slots = self._sequence.borrow(rows)
 
         def once() -> None:
-            output = self._passes.verify(self._sequence, tree, slots)
+            output = self._passes.verify(self._sequence, tree, slots, peaks_only=True)
             self._sampler.walk(tree, output.logits, len(self._sequence), output.peaks)
 
         seconds = _seconds(once, calls)

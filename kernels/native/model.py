@@ -48,7 +48,7 @@ class Model:
 
     def __init__(self, team: Team, config: ModelConfig, scored_rows: int = 64) -> None:
         self.team, self.config = team, config
-        self._logits = np.empty((scored_rows, config.vocabulary), np.float32)
+        self._logits: np.ndarray[Any, Any] | None = None  # made when a request first wants them
         self._best = np.empty(scored_rows, np.int64)
         self._peaks = np.empty(scored_rows, np.float32)
         self._hidden = np.empty((scored_rows, config.hidden), np.float32)
@@ -119,12 +119,15 @@ class Model:
         logits: bool = True,
         best: bool = False,
     ) -> Request:
-        """Ask passes of `rows` rows for logits of `logit_rows`, with `best` their argmax, and features at `taps`."""
+        """Ask passes of `rows` rows for logits of `logit_rows`, with `best` their argmax, and features at `taps`.
+
+        `best` without `logits` costs less: the logits never go to memory.
+        """
         count = len(logit_rows)
-        if count > len(self._logits):
-            raise NativeError(f"logits of {count} rows were asked for, there is room for {len(self._logits)}")
+        if count > len(self._best):
+            raise NativeError(f"logits of {count} rows were asked for, there is room for {len(self._best)}")
         out = Output(
-            self._logits[:count] if logits else None,
+            self._room_for_logits()[:count] if logits else None,
             self._best[:count] if best else None,
             self._peaks[:count] if best else None,
             self._hidden[:count],
@@ -142,6 +145,11 @@ class Model:
         """One pass over the rows of `job`, as many as `request` was made for."""
         check(library().te_forward(self.handle, byref(job), byref(store.struct), byref(request.wanted)))
         return request.output
+
+    def _room_for_logits(self) -> np.ndarray[Any, Any]:
+        if self._logits is None:
+            self._logits = np.empty((len(self._best), self.config.vocabulary), np.float32)
+        return self._logits
 
     def _room_for_features(self, rows: int, taps: int) -> np.ndarray[Any, Any]:
         if taps not in self._features:

@@ -154,7 +154,8 @@ void forward(te_team* team, int32_t format) {
   for (const int64_t step : {kPrompt, int64_t{7}, int64_t{1}}) {
     std::vector<uint16_t> keys(static_cast<size_t>(c.layers * kSlots * c.kv_heads * c.head_dim)), values(keys.size());
     const te_kv kv{keys.data(), values.data(), kSlots};
-    Floats logits(static_cast<size_t>(kPrompt * c.vocabulary));
+    Floats logits(static_cast<size_t>(kPrompt * c.vocabulary)), peaks(kPrompt);
+    Ints best(kPrompt);
     for (int64_t begin = 0; begin < kPrompt; begin += step) {
       te_pass pass{};
       pass.rows = pass.tree_count = begin + step < kPrompt ? step : kPrompt - begin;
@@ -168,8 +169,16 @@ void forward(te_team* team, int32_t format) {
       wanted.logit_count = pass.rows;
       wanted.logits = logits.data() + begin * c.vocabulary;
       check(te_forward(model, &pass, &kv, &wanted));
+      wanted.logits = nullptr;
+      wanted.best = best.data() + begin;
+      wanted.peaks = peaks.data() + begin;
+      check(te_forward(model, &pass, &kv, &wanted));
     }
-    put(std::string("forward/") + kFormats[format] + "/" + std::to_string(step), logits);
+    for (size_t i = 0; i < best.size(); ++i)
+      if (logits[i * static_cast<size_t>(c.vocabulary) + static_cast<size_t>(best[i])] != peaks[i]) std::abort();
+    const std::string name = std::string(kFormats[format]) + "/" + std::to_string(step);
+    put("forward/" + name, logits);
+    put("peaks/" + name, peaks);
   }
   te_model_destroy(model);
 }

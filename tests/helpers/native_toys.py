@@ -43,12 +43,12 @@ def exact(fmt: str, w: Any) -> Any:
     return out
 
 
-def toy(isa: str, threads: int = 1, *, fmt: str = "q8", extras: bool = False) -> Toy:
+def toy(isa: str, threads: int = 1, *, fmt: str = "q8", extras: bool = False, vocabulary: int = V) -> Toy:
     """`extras`: biases, q and k norms, and the scales of MiniCPM."""
     rng = np.random.default_rng(7)
     normal = lambda *shape, scale=0.1: (rng.standard_normal(shape) * scale).astype(np.float32)  # noqa: E731
     scales = (1.7, 0.6, 0.8) if extras else (1.0, 1.0, 1.0)
-    config = ModelConfig(LAYERS, H, WIDE, HEADS, KV, DIM, V, SLOTS, 64, EPS, *scales)
+    config = ModelConfig(LAYERS, H, WIDE, HEADS, KV, DIM, vocabulary, SLOTS, 64, EPS, *scales)
     model = Model(Team(threads, isa), config)
     shapes = {
         "q": (HEADS * DIM, H), "k": (KV * DIM, H), "v": (KV * DIM, H), "o": (H, HEADS * DIM),
@@ -66,7 +66,7 @@ def toy(isa: str, threads: int = 1, *, fmt: str = "q8", extras: bool = False) ->
         for name, vector in vectors.items():
             model.vector(name, vector, layer)
         layers.append(LayerSpec({n: exact(fmt, m) for n, m in matrices.items()}, vectors))
-    embedding, final_norm = normal(V, H, scale=1.0), 1 + normal(H)
+    embedding, final_norm = normal(vocabulary, H, scale=1.0), 1 + normal(H)
     model.matrix("embedding", "q8", embedding)
     model.vector("final_norm", final_norm)
     angles = np.arange(SLOTS)[:, None] / 10_000 ** (np.arange(0, DIM, 2) / DIM)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gguf
 import numpy as np
 import pytest
-from native_toys import DIM, EPS, HEADS, KV, LAYERS, SLOTS, V, causal, needs_native, store, toy
+from native_toys import DIM, EPS, HEADS, KV, LAYERS, SLOTS, H, V, causal, needs_native, store, toy
 from numpy_reference import layer_body, project, rms_norm
 
 from treeeagle_edge.kernels.native.reading import View
@@ -100,6 +101,52 @@ def test_peaks_are_the_largest_logits_and_nan_where_a_row_is_not_finite(isa: str
     it.model.vector("final_norm", np.full(it.final_norm.shape, np.inf, np.float32))
     spoilt = it.model.forward(ids, slots, slots, view, at, logit_rows=range(m), best=True)
     assert np.isnan(spoilt.peaks).all()
+
+
+def output_matrix(case: str, hidden: np.ndarray, vocabulary: int) -> np.ndarray:
+    """fp32 rows, or blocks of Q8_0, whose logits are what `case` says."""
+    rng = np.random.default_rng(5)
+    rows = rng.standard_normal((vocabulary, H)).astype(np.float32)
+    if case == "ties":  # every logit many times over
+        return rows[rng.integers(0, min(3, vocabulary), vocabulary)]
+    if case == "all equal":
+        return np.zeros_like(rows)
+    if case == "all negative":  # in the first row: what fills up the last tile must not count
+        return -hidden[:1] * rng.uniform(0.5, 1.5, (vocabulary, 1)).astype(np.float32)
+    if case == "infinite":  # a scale that a damaged file may hold; infinity of either sign, by the row
+        blocks = gguf.quantize(rows, gguf.GGMLQuantizationType.Q8_0)
+        blocks[vocabulary // 2, :2] = np.frombuffer(np.float16(np.inf).tobytes(), np.uint8)
+        return blocks
+    return rows
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("vocabulary", [5, 77, 1600])
+@pytest.mark.parametrize("case", ["random", "ties", "all equal", "all negative", "infinite"])
+def test_peaks_are_the_same_where_logits_go_nowhere(
+    isa: str, threads: int, vocabulary: int, case: str
+) -> None:
+    it, m = toy(isa, threads, vocabulary=vocabulary), 19
+    ids, slots = np.arange(m) % vocabulary, np.arange(m)
+    view, at = View(slots[:0], slots), store()
+    hidden = it.model.forward(ids, slots, slots, view, at, logit_rows=range(m), logits=False).hidden
+    it.model.matrix("lm_head", "q8", output_matrix(case, hidden, vocabulary))
+    for chosen in (range(m), [7], [3, 0, 3, 18]):
+        full = it.model.forward(ids, slots, slots, view, at, logit_rows=chosen, best=True)
+        logits, best, peaks = full.logits, full.best.copy(), full.peaks.copy()
+        finite = np.isfinite(logits).all(1)
+        np.testing.assert_array_equal(best[finite], logits.argmax(1)[finite])
+        np.testing.assert_array_equal(peaks, np.where(finite, logits.max(1), np.nan))
+        for _ in range(5):  # threads divide the tiles differently each time
+            full.best[:], full.peaks[:] = -1, -1
+            bare = it.model.forward(ids, slots, slots, view, at, logit_rows=chosen, logits=False, best=True)
+            assert bare.logits is None
+            np.testing.assert_array_equal(bare.best, best)
+            np.testing.assert_array_equal(bare.peaks, peaks)
+        if len(chosen) == m:
+            assert finite.all() == (case != "infinite")
+            assert np.isneginf(logits.min(1)).any() == (case == "infinite")
+            assert case != "all negative" or peaks[0] < 0
 
 
 @pytest.mark.parametrize(

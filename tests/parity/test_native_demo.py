@@ -66,6 +66,20 @@ def test_any_tree_gives_exactly_the_text_of_plain_decoding(
         assert answer(runtime, prompt, params, tree=shape) == plain  # and with the prompt's KV reused
 
 
+def test_a_greedy_answer_asks_for_no_logits(
+    runtime: Runtime, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, given = runtime.engine.target.model, []
+    run = model.run
+    monkeypatch.setattr(model, "run", lambda *job: (given.append(job[2].output.logits), run(*job))[1])
+    texts = []
+    for params in (SamplingParams(max_tokens=40), SamplingParams(max_tokens=40, logit_bias={0: 0.0})):
+        given.clear()
+        texts.append([answer(runtime, prompt, params, reuse_prefix=False) for prompt in prompts[:3]])
+        assert {logits is None for logits in given} == {not params.logit_bias}
+    assert texts[0] == texts[1]
+
+
 def test_a_prompt_gives_the_same_bits_in_pieces_of_any_size(
     runtime: Runtime, prompts: list[list[int]]
 ) -> None:

@@ -148,7 +148,7 @@ def test_an_error_inside_a_pass_keeps_the_committed_part(
     rounds = engine.generate(PROMPT, params)
     next(rounds), next(rounds), next(rounds)
 
-    def fail(*args: object) -> None:
+    def fail(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

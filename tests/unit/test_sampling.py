@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -183,6 +184,35 @@ def test_a_root_that_is_not_finite_is_an_error() -> None:
     logits[0, 0] = float("nan")
     with pytest.raises(CannotRunError, match="non-finite"):
         walk(SamplingParams(), logits)
+
+
+@pytest.mark.parametrize("broken", [(), (2,), (6,), (3, 5)])
+def test_peaks_alone_lead_a_greedy_walk_where_logits_would(broken: tuple[int, ...]) -> None:
+    logits = toy_logits()
+    logits[list(broken), 4] = float("nan")
+    peaks = (logits.max(dim=1).values, logits.nan_to_num(nan=-9.0).argmax(dim=1))
+    sampler = Sampler(SamplingParams(), (0,), VOCAB, CPU)
+    assert sampler.walk(TREE, torch.empty(0, VOCAB), 0, peaks) == walk(SamplingParams(), logits)
+    peaks[0][0] = float("nan")
+    with pytest.raises(CannotRunError, match="the target gave non-finite logits"):
+        sampler.walk(TREE, torch.empty(0, VOCAB), 0, peaks)
+
+
+@pytest.mark.parametrize(
+    ("settings", "alone"),
+    [
+        ({}, True),
+        ({"top_k": 5, "top_p": 0.9, "seed": 3}, True),
+        ({"temperature": 0.5}, False),
+        ({"repetition_penalty": 1.1}, False),
+        ({"presence_penalty": 0.1}, False),
+        ({"frequency_penalty": 0.1}, False),
+        ({"logit_bias": {1: 2.0}}, False),
+        ({"banned_ids": frozenset({1})}, False),
+    ],
+)
+def test_peaks_are_enough_where_nothing_changes_the_logits(settings: dict[str, Any], alone: bool) -> None:
+    assert Sampler(SamplingParams(**settings), (0,), VOCAB, CPU).needs_peaks_only is alone
 
 
 def test_bias_and_bans() -> None:

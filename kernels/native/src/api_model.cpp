@@ -127,7 +127,6 @@ int te_forward(te_model* model, const te_pass* pass, const te_kv* kv, const te_w
     need_between(w->logit_count, 0, m.config.max_rows, "logit_count");
     if (w->logit_count > 0) need(w->logit_rows, "logit_rows");
     need_range(w->logit_rows, w->logit_count, pass->rows, "logit_rows");
-    if (w->best && !w->logits) refuse("`best` needs `logits`");
     if (w->peaks && !w->best) refuse("`peaks` needs `best`");
     need_between(w->tap_count, 0, 64, "tap_count");
     if (w->tap_count > 0) {

@@ -48,6 +48,13 @@ struct AttentionJob {
   float* raw = nullptr;              // or null: the same before quantisation, [rows][heads * head_dim]
 };
 
+// The largest finite logit of a row among those that were looked at, the lower index among equals.
+struct Peak {
+  float value = -__builtin_inff();
+  bool spoilt = false;  // one was not finite
+  int64_t index = 0;
+};
+
 struct Kernels {
   const char* name;
   // out[r * ldo + 0..15] = rows [row0, row0 + rows) times tile; `next` (or null) is memory needed soon
@@ -74,8 +81,8 @@ struct Kernels {
   void (*merge_parts)(const AttentionJob& job, int64_t rows, int64_t row, int64_t head, float* parts);
   // bytes of scratch for so many queries at once
   int64_t (*attend_scratch)(const AttentionShape& shape, int64_t queries);
-  // the largest of x and its index, the lower one among equals; value NaN where one of x is not finite
-  void (*peak_of)(const float* x, int64_t n, float* value, int64_t* index);
+  // takes x[r * ldx + 0..width), channels [channel, channel + width) of `rows` rows, into peaks [rows]; width <= 16
+  void (*note_peaks)(const float* x, int64_t ldx, int64_t rows, int64_t channel, int64_t width, Peak* peaks);
   // the k largest of log_softmax(x), descending, the lower index first among equals; k <= n
   void (*log_softmax_top)(const float* x, int64_t n, int64_t k, float* values, int64_t* indices);
 };

@@ -72,18 +72,17 @@ void Worker::project_some(const Projection& to, int64_t begin, int64_t end, int6
   for (int64_t t = begin; t < end; ++t) {
     const uint8_t* ahead = t + 2 < soon ? w.quants(t + 2) : next.at(t + 2 - soon);
     const int64_t column = t * kTile, width = std::min<int64_t>(kTile, w.n - column);
-    float* out = to.out + column;
-    if (width == kTile) {
-      k.matmul_tile(w, t, a, 0, rows, out, ldo, ahead);
-    } else {
-      float* cut = tile_memory();
-      k.matmul_tile(w, t, a, 0, rows, cut, kTile, ahead);
-      for (int64_t r = 0; r < rows; ++r)
-        std::memcpy(out + r * ldo, cut + r * kTile, static_cast<size_t>(width) * sizeof(float));
-    }
+    const bool in_place = to.out && width == kTile;
+    float* y = in_place ? to.out + column : tile_memory();
+    const int64_t ldy = in_place ? ldo : kTile;
+    k.matmul_tile(w, t, a, 0, rows, y, ldy, ahead);
     if (to.bias)
       for (int64_t r = 0; r < rows; ++r)
-        for (int64_t i = 0; i < width; ++i) out[r * ldo + i] += to.bias[column + i];
+        for (int64_t i = 0; i < width; ++i) y[r * ldy + i] += to.bias[column + i];
+    if (to.peaks) k.note_peaks(y, ldy, rows, column, width, to.peaks);
+    if (to.out && !in_place)
+      for (int64_t r = 0; r < rows; ++r)
+        std::memcpy(to.out + r * ldo + column, y + r * ldy, static_cast<size_t>(width) * sizeof(float));
   }
 }
 

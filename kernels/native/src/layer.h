@@ -112,8 +112,9 @@ struct Ahead {
 // A matrix that reads the rows at hand, and where its products go.
 struct Projection {
   const Weight* weight;
-  const float* bias;  // [weight->n] or null
-  float* out;
+  const float* bias;      // [weight->n] or null
+  float* out;             // or null, if only peaks are wanted
+  Peak* peaks = nullptr;  // [rows] of this thread, or null
 };
 
 // One thread at its part of a phase.
@@ -127,7 +128,8 @@ class Worker {
   Ahead beginning(const Matrices& matrices) const;
 
   // Units are tiles of all these matrices, one after the other:
-  // out[r * ldo + n] = row r of a . w, plus bias; `w.n` columns exist (the last tile may be cut).
+  // out[r * ldo + n] = row r of a . w, plus bias; `w.n` columns exist (the last tile may be cut). Peaks are noted of what
+  // a tile gave, while it is in the nearest cache.
   void project(std::initializer_list<Projection> list, const Activations& a, int64_t rows, int64_t ldo,
                const Ahead& next) const;
   // Units are tiles: x[r * w.n + n] += scale * (row r of a . w + bias)

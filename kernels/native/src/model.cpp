@@ -21,6 +21,8 @@ struct Model::Call final : Job {
   void enter(const Worker& worker, int64_t row, int64_t l) const;
   void copy_taps(int64_t row, int64_t l) const;
   void normalise(const Worker& worker, int64_t i) const;
+  Peak* peaks(int thread) const { return wanted.best ? model.peaks_[static_cast<size_t>(thread)].data() : nullptr; }
+  void merge_peaks(int64_t i) const;
 
   Model& model;
   const Pass& pass;
@@ -35,7 +37,9 @@ Model::Model(const ModelConfig& c, const Kernels& k, Team& t)
       kernels(k),
       team(t),
       layers(static_cast<size_t>(c.layers)),
-      space(c.layer, k, t.size(), c.max_rows, std::max({c.layer.hidden, c.layer.intermediate, c.layer.query_width()})) {}
+      space(c.layer, k, t.size(), c.max_rows, std::max({c.layer.hidden, c.layer.intermediate, c.layer.query_width()})) {
+  for (int thread = 0; thread < t.size(); ++thread) peaks_.emplace_back(c.max_rows);
+}
 
 void Model::forward(const Pass& pass, uint16_t* keys, uint16_t* values, int64_t slots, const Wanted& wanted) {
   space.make_room_for_parts(config.layer.attention, pass);
@@ -47,7 +51,7 @@ int64_t Model::Call::units(int64_t phase) const {
   if (l < model.config.layers) return step == 0 ? pass.rows : layer(l).units(step - 1, model.team.size());
   switch (phase - model.config.layers * kLayerPhases) {
     case kFinalNorm: return pass.rows + wanted.logit_count;
-    case kLogits: return wanted.logits && wanted.logit_count > 0 ? model.output().weight.tiles : 0;
+    case kLogits: return (wanted.logits || wanted.best) && wanted.logit_count > 0 ? model.output().weight.tiles : 0;
     case kBest: return wanted.best ? wanted.logit_count : 0;
     default: return -1;
   }
@@ -61,7 +65,6 @@ void Model::Call::work(int64_t phase, const Part& part) const {
     for (int64_t r = part.begin; r < part.end; ++r) enter(worker, r, l);
     return;
   }
-  const int64_t vocabulary = model.config.vocabulary;
   switch (phase - layers * kLayerPhases) {
     case kFinalNorm:
       for (int64_t i = part.begin; i < part.end; ++i)
@@ -71,14 +74,10 @@ void Model::Call::work(int64_t phase, const Part& part) const {
           normalise(worker, i - pass.rows);
       return;
     case kLogits:
-      return worker.project({{&model.output().weight, nullptr, wanted.logits}}, model.space.first(wanted.logit_count),
-                            wanted.logit_count, vocabulary, {});
+      return worker.project({{&model.output().weight, nullptr, wanted.logits, peaks(part.thread)}},
+                            model.space.first(wanted.logit_count), wanted.logit_count, model.config.vocabulary, {});
     default:
-      for (int64_t i = part.begin; i < part.end; ++i) {
-        float value;
-        model.kernels.peak_of(wanted.logits + i * vocabulary, vocabulary, &value, wanted.best + i);
-        if (wanted.peaks) wanted.peaks[i] = value;
-      }
+      for (int64_t i = part.begin; i < part.end; ++i) merge_peaks(i);
   }
 }
 
@@ -116,6 +115,19 @@ void Model::Call::copy_taps(int64_t row, int64_t l) const {
   }
 }
 
+// What the threads found in the i-th of `logit_rows`, whichever tiles each of them had.
+void Model::Call::merge_peaks(int64_t i) const {
+  Peak best;
+  for (int thread = 0; thread < model.team.size(); ++thread) {
+    const Peak& found = peaks(thread)[i];
+    const bool spoilt = best.spoilt || found.spoilt;
+    if (found.value > best.value || (found.value == best.value && found.index < best.index)) best = found;
+    best.spoilt = spoilt;
+  }
+  wanted.best[i] = best.index;
+  if (wanted.peaks) wanted.peaks[i] = best.spoilt ? __builtin_nanf("") : best.value;
+}
+
 // Final norm of the i-th of `logit_rows`, ready for the logits.
 void Model::Call::normalise(const Worker& worker, int64_t i) const {
   const int64_t width = model.config.layer.hidden;
@@ -126,6 +138,8 @@ void Model::Call::normalise(const Worker& worker, int64_t i) const {
   if (model.config.logit_scale != 1.0f)
     for (int64_t d = 0; d < width; ++d) normed[d] *= model.config.logit_scale;
   model.kernels.quantise_row(normed, width, model.space.first(wanted.logit_count), i, 0);
+  if (wanted.best)
+    for (int thread = 0; thread < model.team.size(); ++thread) peaks(thread)[i] = {};
 }
 
 }  // namespace te

@@ -24,7 +24,7 @@ struct Wanted {
   int64_t logit_count = 0;
   float* logits = nullptr;    // [logit_count][vocabulary]
   int64_t* best = nullptr;    // [logit_count] argmax, the lower index on ties
-  float* peaks = nullptr;     // [logit_count] the logit there, NaN where one of the row is not finite
+  float* peaks = nullptr;     // [logit_count] the logit there, NaN where one of the row is not finite: `best` is any then
   float* hidden = nullptr;    // [logit_count][hidden] after the final norm
   const int64_t* taps = nullptr;  // [tap_count] in ascending order: the residual stream entering that layer; `layers`: leaving the last
   int64_t tap_count = 0;
@@ -52,6 +52,8 @@ class Model {
 
  private:
   struct Call;
+
+  std::vector<Buffer<Peak>> peaks_;  // per thread: [max_rows] what its tiles held
 };
 
 }  // namespace te

@@ -1,6 +1,8 @@
 // Row-wise operations, for any instruction set. Each works on one row (or one head) alone.
 #pragma once
 
+#include <limits>
+
 #include "kernels.h"
 
 namespace te {
@@ -127,16 +129,26 @@ void largest(const float* x, int64_t n, int64_t k, float* values, int64_t* indic
   }
 }
 
-// The largest of x and where it is, the lower index among equals; NaN where one of x is not finite.
+// Tiles come in any order, so that the lower index among equals is not always the earlier one. Nearly all of them lie
+// below what was found before and are passed over together.
 template <class S>
-void peak_of(const float* x, int64_t n, float* value, int64_t* index) {
-  largest<S>(x, n, 1, value, index);
-  typename S::F spoilt = S::zero();  // zero times what is not finite is NaN, and stays
-  int64_t i = 0;
-  for (; i + S::kLanes <= n; i += S::kLanes) spoilt = S::fma(S::load(x + i), S::zero(), spoilt);
-  float total = S::sum(spoilt);
-  for (; i < n; ++i) total += x[i] * 0.0f;
-  if (total != 0.0f) *value = __builtin_nanf("");
+void note_peaks(const float* x, int64_t ldx, int64_t rows, int64_t channel, int64_t width, Peak* peaks) {
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  const typename S::F lowest = S::set1(-kLargest);
+  for (int64_t r = 0; r < rows; ++r, x += ldx) {
+    Peak& peak = peaks[r];
+    const typename S::F found = S::set1(peak.value);
+    bool below = width == kTile;
+    for (int i = 0; i < kTile && below; i += S::kLanes) below = S::all_between(S::load(x + i), lowest, found);
+    if (below) continue;
+    for (int64_t i = 0; i < width; ++i) {
+      const int64_t index = channel + i;
+      if (!(__builtin_fabsf(x[i]) <= kLargest))
+        peak.spoilt = true;
+      else if (x[i] > peak.value || (x[i] == peak.value && index < peak.index))
+        peak = {x[i], peak.spoilt, index};
+    }
+  }
 }
 
 template <class S>

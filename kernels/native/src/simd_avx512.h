@@ -34,6 +34,9 @@ struct Avx512Vnni {
   static F abs(F a) { return _mm512_abs_ps(a); }
   static float sum(F a) { return _mm512_reduce_add_ps(a); }
   static float max_lane(F a) { return _mm512_reduce_max_ps(a); }
+  static bool all_between(F x, F low, F high) {  // low <= x < high in every lane, so that none is NaN
+    return _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(x, low, _CMP_GE_OQ), x, high, _CMP_LT_OQ) == 0xffff;
+  }
   static F load_half(const uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }

@@ -15,6 +15,9 @@ struct NeonDot : Portable {
 
   static F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
   static float max_lane(F a) { return vmaxvq_f32(a); }
+  static bool all_between(F x, F low, F high) {
+    return vminvq_u32(vandq_u32(vcgeq_f32(x, low), vcltq_f32(x, high))) != 0;
+  }
   static F load_half(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 
   static void store_bf16(uint16_t* p, F x) {

@@ -35,6 +35,10 @@ struct Portable {
     const float x = a[0] > a[2] ? a[0] : a[2], y = a[1] > a[3] ? a[1] : a[3];
     return x > y ? x : y;
   }
+  static bool all_between(F x, F low, F high) {  // low <= x < high in every lane, so that none is NaN
+    const I within = (x >= low) & (x < high);
+    return (within[0] & within[1] & within[2] & within[3]) != 0;
+  }
   static F load_half(const uint16_t* p) {
     return F{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};
   }

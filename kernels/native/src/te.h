@@ -79,7 +79,7 @@ typedef struct {
 typedef struct {
   const int64_t* logit_rows; int64_t logit_count;
   float* logits;    /* [logit_count, vocabulary] or null */
-  int64_t* best;    /* [logit_count] argmax or null (needs logits) */
+  int64_t* best;    /* [logit_count] argmax or null; logits may be null, then they never go to memory */
   float* peaks;     /* [logit_count] the logit at `best`, NaN where one of the row is not finite; null without `best` */
   float* hidden;    /* [logit_count, hidden] after the final norm, or null */
   const int64_t* taps; int64_t tap_count;  /* 0 = embeddings, l = residual stream entering layer l, layers = after the final norm */
