@@ -73,17 +73,16 @@ struct KeyBlock {
   uint32_t* values;  // [kKeyBlock / 2][head_dim] pairs of keys
 };
 
-// The queries of a unit and their running softmax.
+// The queries of a unit and their running softmax. Of each query a part holds the weighted sum of the values [head_dim],
+// then the largest score so far and the sum of exp(score - largest).
 struct QueryState {
   uint32_t* query;     // [queries][head_dim / 2] bf16 pairs
-  float* peak;         // [queries] largest score so far
-  float* total;        // [queries] sum of exp(score - peak)
-  float* sum;          // [queries][head_dim]
+  float* part;         // [queries][part_width]
   float* scores;       // [queries][kKeyBlock]
   uint16_t* weights;   // [queries][kKeyBlock] bf16
 
-  QueryState from(int64_t first, int64_t dim) const {
-    return {query + first * dim / 2, peak + first, total + first, sum + first * dim, scores + first * kKeyBlock,
+  QueryState from(int64_t first, const AttentionShape& shape) const {
+    return {query + first * shape.head_dim / 2, part + first * shape.part_width(), scores + first * kKeyBlock,
             weights + first * kKeyBlock};
   }
 };
@@ -91,7 +90,7 @@ struct QueryState {
 struct Scratch {
   KeyBlock shared, own;
   QueryState state;
-  float* parts;  // [queries][part_width]
+  float* parts;  // [queries][part_width]: what the chunks so far have found
 };
 
 // Lays the scratch out from `base` and returns its size; with base null only the size matters.
@@ -108,9 +107,7 @@ inline int64_t lay_out(const AttentionShape& shape, int64_t queries, char* base,
     carve(block->values, kKeyBlock * dim / 2);
   }
   carve(s.state.query, queries * dim / 2);
-  carve(s.state.peak, queries);
-  carve(s.state.total, queries);
-  carve(s.state.sum, queries * dim);
+  carve(s.state.part, queries * shape.part_width());
   carve(s.state.scores, queries * kKeyBlock);
   carve(s.state.weights, queries * kKeyBlock);
   carve(s.parts, queries * shape.part_width());
@@ -150,27 +147,37 @@ inline void fetch_block(const AttentionJob& job, int64_t row, int64_t head0, int
     }
 }
 
-// Puts one slot at position j of a prepared block: for the few keys that rows do not share.
-inline void replace_key(const AttentionJob& job, int64_t slot, int64_t kv_head, int64_t j, const KeyBlock& block) {
+// Puts the few keys that a row does not share with others at positions [from, count) of a prepared block.
+template <class S>
+void replace_keys(const AttentionJob& job, int64_t row, int64_t kv_head, int64_t first, int64_t from, int64_t count,
+                  const KeyBlock& block) {
   const int64_t dim = job.shape.head_dim;
-  const int64_t at = (slot * job.shape.kv_heads + kv_head) * dim;
-  const uint16_t *key = job.keys + at, *value = job.values + at;
-  for (int64_t d = 0; d < dim / 2; ++d) __builtin_memcpy(block.keys + d * kKeyBlock + j, key + 2 * d, 4);
-  auto* halves = reinterpret_cast<uint16_t*>(block.values + j / 2 * dim) + j % 2;
-  for (int64_t d = 0; d < dim; ++d) halves[2 * d] = value[d];
+  const auto place = [&](int64_t j) { return (job.reads.slot(row, first + j) * job.shape.kv_heads + kv_head) * dim; };
+  for (int64_t j = from; j < count; ++j) {
+    const uint16_t* key = job.keys + place(j);
+    for (int64_t d = 0; d < dim / 2; ++d) __builtin_memcpy(block.keys + d * kKeyBlock + j, key + 2 * d, 4);
+  }
+  // An odd end has a partner without weight: the last key again, as prepare_block leaves it, not another row's.
+  for (int64_t j = from / 2 * 2; j < count; j += 2) {
+    const uint16_t *a = job.values + place(j), *b = job.values + place(j + 1 < count ? j + 1 : j);
+    for (int64_t d = 0; d < dim; d += S::kLanes)
+      S::store_pairs(block.values + j / 2 * dim + d, S::interleave(a + d, b + d));
+  }
 }
 
 // One query's scores of a block become bf16 weights; the running sums are brought to the new peak.
 template <class S>
-void soften(const QueryState& state, int64_t query, int64_t count, int64_t dim) {
+void soften(const QueryState& state, int64_t query, int64_t count, const AttentionShape& shape) {
   using F = typename S::F;
   float* scores = state.scores + query * kKeyBlock;
   uint16_t* weights = state.weights + query * kKeyBlock;
+  float* part = state.part + query * shape.part_width();
+  float &peak_so_far = part[shape.head_dim], &total_so_far = part[shape.head_dim + 1];
   const int64_t end = round_up(count, S::kLanes);
   for (int64_t j = count; j < end; ++j) scores[j] = -__builtin_inff();
   F largest = S::load(scores);
   for (int64_t j = S::kLanes; j < end; j += S::kLanes) largest = S::max(largest, S::load(scores + j));
-  const float before = state.peak[query];
+  const float before = peak_so_far;
   const float block_peak = S::max_lane(largest);
   const float peak = block_peak > before ? block_peak : before;
   F total = S::zero();
@@ -183,27 +190,28 @@ void soften(const QueryState& state, int64_t query, int64_t count, int64_t dim) 
   if (count % 2 != 0) weights[count] = 0;  // the partner of the last pair, when a vector ends between them
   if (peak != before) {
     const F shrink = exp_approx<S>(S::set1(before - peak));
-    float* sum = state.sum + query * dim;
-    for (int64_t d = 0; d < dim; d += S::kLanes) S::store(sum + d, S::mul(S::load(sum + d), shrink));
+    for (int64_t d = 0; d < shape.head_dim; d += S::kLanes) S::store(part + d, S::mul(S::load(part + d), shrink));
     alignas(64) float lanes[S::kLanes];
     S::store(lanes, shrink);
-    state.total[query] *= lanes[0];
-    state.peak[query] = peak;
+    total_so_far *= lanes[0];
+    peak_so_far = peak;
   }
-  state.total[query] += S::sum(total);
+  total_so_far += S::sum(total);
 }
 
 template <class S>
-void attend_block(const KeyBlock& block, const QueryState& state, int64_t query0, int64_t queries, int64_t count, int64_t dim) {
+void attend_block(const KeyBlock& block, const QueryState& state, int64_t query0, int64_t queries, int64_t count,
+                  const AttentionShape& shape) {
+  const int64_t dim = shape.head_dim, width = shape.part_width();
   float* scores = state.scores + query0 * kKeyBlock;
   const int64_t vectors = (count + S::kLanes - 1) / S::kLanes;
   __builtin_memset(scores, 0, static_cast<size_t>(queries * kKeyBlock) * sizeof(float));
   pair_product<S>(queries, vectors, block.keys, kKeyBlock, state.query + query0 * dim / 2, dim / 2, dim / 2, scores,
                   kKeyBlock);
-  for (int64_t q = query0; q < query0 + queries; ++q) soften<S>(state, q, count, dim);
+  for (int64_t q = query0; q < query0 + queries; ++q) soften<S>(state, q, count, shape);
   const auto* weights = reinterpret_cast<const uint32_t*>(state.weights + query0 * kKeyBlock);
   pair_product<S>(queries, dim / S::kLanes, block.values, dim, weights, kKeyBlock / 2, (count + 1) / 2,
-                  state.sum + query0 * dim, dim);
+                  state.part + query0 * width, width);
 }
 
 // How many positions rows [row0, row1) read alike.
@@ -234,13 +242,13 @@ void load_queries(const AttentionJob& job, int64_t row0, int64_t row1, int64_t k
 template <class S>
 void attend_chunk(const AttentionJob& job, int64_t row0, int64_t row1, int64_t head0, int64_t head1, int64_t chunk,
                   int64_t common, const Scratch& s) {
-  const int64_t dim = job.shape.head_dim, group = job.shape.group(), queries = (row1 - row0) * group;
-  const int64_t all = (head1 - head0) * queries;
-  for (int64_t q = 0; q < all; ++q) {
-    s.state.peak[q] = -__builtin_inff();
-    s.state.total[q] = 0.0f;
+  const AttentionShape& shape = job.shape;
+  const int64_t dim = shape.head_dim, group = shape.group(), queries = (row1 - row0) * group;
+  for (int64_t q = 0; q < (head1 - head0) * queries; ++q) {
+    float* part = s.state.part + q * shape.part_width();
+    __builtin_memset(part, 0, static_cast<size_t>(shape.part_width()) * sizeof(float));
+    part[dim] = -__builtin_inff();
   }
-  __builtin_memset(s.state.sum, 0, static_cast<size_t>(all * dim) * sizeof(float));
 
   const int64_t begin = chunk * kChunk, end = begin + kChunk;
   const int64_t border = common / kKeyBlock * kKeyBlock;  // whole blocks before it are the same for all rows
@@ -248,51 +256,42 @@ void attend_chunk(const AttentionJob& job, int64_t row0, int64_t row1, int64_t h
     if (head1 - head0 > 1) fetch_block(job, row0, head0, head1, first, kKeyBlock);  // one head's pieces are no stream
     for (int64_t h = head0; h < head1; ++h) {
       prepare_block<S>(job, row0, h, first, 0, kKeyBlock, s.shared);
-      attend_block<S>(s.shared, s.state.from((h - head0) * queries, dim), 0, queries, kKeyBlock, dim);
+      attend_block<S>(s.shared, s.state.from((h - head0) * queries, shape), 0, queries, kKeyBlock, shape);
     }
   }
   if (border >= end) return;
   const int64_t ready = border >= begin ? common - border : 0;  // positions of the border's block that all rows share
   for (int64_t h = head0; h < head1; ++h) {
-    const QueryState state = s.state.from((h - head0) * queries, dim);
+    const QueryState state = s.state.from((h - head0) * queries, shape);
     if (ready > 0) prepare_block<S>(job, row0, h, border, 0, ready, s.shared);
     for (int64_t r = row0; r < row1; ++r) {
       const int64_t length = job.reads.length(r);
       for (int64_t first = border > begin ? border : begin; first < length && first < end; first += kKeyBlock) {
         const int64_t count = length - first < kKeyBlock ? length - first : kKeyBlock;
         const KeyBlock& block = first == border ? s.shared : s.own;
-        int64_t j = first == border ? ready : 0;
-        const int64_t few = j + kFewKeys;
-        for (; j < count && j < few && j % kTile != 0; ++j) replace_key(job, job.reads.slot(r, first + j), h, j, block);
-        // An odd end has a partner without weight; it is the last key again, as prepare_block leaves it, not another row's.
-        if (j == count && count % 2 != 0) replace_key(job, job.reads.slot(r, length - 1), h, count, block);
-        if (j < count) prepare_block<S>(job, r, h, first, j / kTile * kTile, count, block);
-        attend_block<S>(block, state, (r - row0) * group, group, count, dim);
+        const int64_t from = first == border ? ready : 0;
+        if (from % kTile != 0 && count - from <= kFewKeys)
+          replace_keys<S>(job, r, h, first, from, count, block);
+        else if (from < count)
+          prepare_block<S>(job, r, h, first, from / kTile * kTile, count, block);
+        attend_block<S>(block, state, (r - row0) * group, group, count, shape);
       }
     }
   }
 }
 
-// What a chunk found for one query goes to `part`: the sum, then its peak and its total.
-template <class S>
-inline void keep_part(const QueryState& state, int64_t query, int64_t dim, float* part) {
-  for (int64_t d = 0; d < dim; d += S::kLanes) S::store(part + d, S::load(state.sum + query * dim + d));
-  part[dim] = state.peak[query];
-  part[dim + 1] = state.total[query];
-}
-
-// `into` and the chunk after it, as if one softmax had run over both.
+// `into` and the chunk after it, as if one softmax had run over both. Only what has the lower peak shrinks.
 template <class S>
 inline void merge_part(float* into, const float* part, int64_t dim) {
-  const float peak = part[dim] > into[dim] ? part[dim] : into[dim];
-  const typename S::F old = exp_approx<S>(S::set1(into[dim] - peak)), young = exp_approx<S>(S::set1(part[dim] - peak));
-  for (int64_t d = 0; d < dim; d += S::kLanes)
-    S::store(into + d, S::fma(S::load(part + d), young, S::mul(S::load(into + d), old)));
-  alignas(64) float a[S::kLanes], b[S::kLanes];
-  S::store(a, old);
-  S::store(b, young);
-  into[dim + 1] = into[dim + 1] * a[0] + part[dim + 1] * b[0];
-  into[dim] = peak;
+  const bool higher = part[dim] > into[dim];
+  const typename S::F shrink = exp_approx<S>(S::set1(higher ? into[dim] - part[dim] : part[dim] - into[dim]));
+  const float* high = higher ? part : into;
+  const float* low = higher ? into : part;
+  alignas(64) float lanes[S::kLanes];
+  S::store(lanes, shrink);
+  into[dim + 1] = high[dim + 1] + low[dim + 1] * lanes[0];
+  for (int64_t d = 0; d < dim; d += S::kLanes) S::store(into + d, S::fma(S::load(low + d), shrink, S::load(high + d)));
+  into[dim] = high[dim];
 }
 
 // The weighted mean of the values leaves as blocks of int8.
@@ -314,14 +313,13 @@ void attend(const AttentionJob& job, int64_t row0, int64_t row1, int64_t kv_head
   load_queries<S>(job, row0, row1, kv_head, s.state);
   const int64_t common = common_length(job.reads, row0, row1);
   for (int64_t chunk = 0; chunk < job.reads.chunks(row0, row1); ++chunk) {
-    attend_chunk<S>(job, row0, row1, kv_head, kv_head + 1, chunk, common, s);
-    for (int64_t r = row0; r < row1; ++r) {
+    Scratch of_chunk = s;
+    if (chunk == 0) of_chunk.state.part = s.parts;
+    attend_chunk<S>(job, row0, row1, kv_head, kv_head + 1, chunk, common, of_chunk);
+    for (int64_t r = row0; chunk > 0 && r < row1; ++r) {
       if (job.reads.length(r) <= chunk * kChunk) continue;
-      for (int64_t q = (r - row0) * group; q < (r - row0 + 1) * group; ++q) {
-        alignas(64) float part[1024 + 16];
-        keep_part<S>(s.state, q, dim, chunk == 0 ? s.parts + q * width : part);
-        if (chunk > 0) merge_part<S>(s.parts + q * width, part, dim);
-      }
+      for (int64_t q = (r - row0) * group; q < (r - row0 + 1) * group; ++q)
+        merge_part<S>(s.parts + q * width, s.state.part + q * width, dim);
     }
   }
   for (int64_t r = row0; r < row1; ++r)
@@ -332,22 +330,18 @@ void attend(const AttentionJob& job, int64_t row0, int64_t row1, int64_t kv_head
 template <class S>
 void attend_parts(const AttentionJob& job, int64_t rows, int64_t head0, int64_t head1, int64_t chunk, float* parts,
                   void* memory) {
-  const int64_t dim = job.shape.head_dim, group = job.shape.group(), width = job.shape.part_width();
+  const int64_t queries = rows * job.shape.group();  // of a kv head
   Scratch s;
-  lay_out(job.shape, (head1 - head0) * rows * group, static_cast<char*>(memory), s);
-  for (int64_t h = head0; h < head1; ++h) load_queries<S>(job, 0, rows, h, s.state.from((h - head0) * rows * group, dim));
+  lay_out(job.shape, (head1 - head0) * queries, static_cast<char*>(memory), s);
+  s.state.part = parts + (chunk * job.shape.kv_heads + head0) * queries * job.shape.part_width();
+  for (int64_t h = head0; h < head1; ++h) load_queries<S>(job, 0, rows, h, s.state.from((h - head0) * queries, job.shape));
   attend_chunk<S>(job, 0, rows, head0, head1, chunk, common_length(job.reads, 0, rows), s);
-  for (int64_t h = head0; h < head1; ++h)
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t g = 0; g < group; ++g)
-        keep_part<S>(s.state, ((h - head0) * rows + r) * group + g, dim,
-                     parts + ((chunk * rows + r) * job.shape.heads + h * group + g) * width);
 }
 
 template <class S>
 void merge_parts(const AttentionJob& job, int64_t rows, int64_t row, int64_t head, float* parts) {
-  const int64_t width = job.shape.part_width(), step = rows * job.shape.heads * width;
-  float* part = parts + (row * job.shape.heads + head) * width;
+  const int64_t group = job.shape.group(), width = job.shape.part_width(), step = rows * job.shape.heads * width;
+  float* part = parts + ((head / group * rows + row) * group + head % group) * width;
   for (int64_t chunk = 1; chunk * kChunk < job.reads.length(row); ++chunk)
     merge_part<S>(part, part + chunk * step, job.shape.head_dim);
   finish_query<S>(job, row, head, part);

@@ -74,7 +74,7 @@ struct Kernels {
   // query rows [row0, row1) of one kv head, all of its query heads
   void (*attend)(const AttentionJob& job, int64_t row0, int64_t row1, int64_t kv_head, void* scratch);
   // the same cut into chunks, for all `rows` and kv heads [head0, head1): each goes to its place in
-  // parts [chunks][rows][heads][part_width] ...
+  // parts [chunks][kv_heads][rows][group][part_width] ...
   void (*attend_parts)(const AttentionJob& job, int64_t rows, int64_t head0, int64_t head1, int64_t chunk, float* parts,
                        void* scratch);
   // ... whence those of one row and one query head are merged

@@ -180,10 +180,10 @@ void Workspace::make_room_for_parts(const AttentionShape& shape, const Pass& pas
 void Worker::attend(const AttentionJob& job, const Pass& pass) const {
   char* scratch = space_.attention[static_cast<size_t>(part_.thread)].data();
   if (in_chunks(pass)) {
-    const int64_t heads = heads_a_unit(job.shape, pass, part_.threads), units = job.shape.kv_heads / heads;
+    const int64_t heads = heads_a_unit(job.shape, pass, part_.threads), chunks = pass.reads.chunks(0, pass.rows);
     for (int64_t unit = part_.begin; unit < part_.end; ++unit) {
-      const int64_t head = unit % units * heads;
-      k.attend_parts(job, pass.rows, head, head + heads, unit / units, space_.parts.data(), scratch);
+      const int64_t head = unit / chunks * heads;
+      k.attend_parts(job, pass.rows, head, head + heads, unit % chunks, space_.parts.data(), scratch);
     }
     return;
   }
@@ -194,9 +194,13 @@ void Worker::attend(const AttentionJob& job, const Pass& pass) const {
   }
 }
 
+// Head by head as in `attend`: most of what a thread merges it has found itself.
 void Worker::merge(const AttentionJob& job, const Pass& pass) const {
-  for (int64_t unit = part_.begin; unit < part_.end; ++unit)
-    k.merge_parts(job, pass.rows, unit / job.shape.heads, unit % job.shape.heads, space_.parts.data());
+  const int64_t group = job.shape.group();
+  for (int64_t unit = part_.begin; unit < part_.end; ++unit) {
+    const int64_t kv_head = unit / group / pass.rows, row = unit / group % pass.rows;  // as parts lie in memory
+    k.merge_parts(job, pass.rows, row, kv_head * group + unit % group, space_.parts.data());
+  }
 }
 
 int64_t LayerPhases::units(int64_t phase, int threads) const {
