@@ -49,8 +49,8 @@ def timer(config: ModelConfig, bits: int, chosen: argparse.Namespace, team: Team
     target = load_native_target(checkpoint, team, bits=bits, context=context, max_rows=rows)
     draft_vocab = min(chosen.draft_vocab, config.vocab_size)
     head = NativeHead(
-        random_head(config, draft_vocab), target, slots=context + MAX_EXPANSIONS, context=context, max_rows=rows,
-        max_scored=64, max_expanded=MAX_EXPANSIONS,
+        random_head(config, draft_vocab), target, bits=4, slots=context + MAX_EXPANSIONS, context=context,
+        max_rows=rows, max_scored=64, max_expanded=MAX_EXPANSIONS,
     )  # fmt: skip
     return PassTimer(target, head, [1 + i % (config.vocab_size - 1) for i in range(chosen.prefix)])
 

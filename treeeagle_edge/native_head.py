@@ -1,4 +1,4 @@
-"""An EAGLE-3 head held by the native CPU kernels: 8-bit weights in blocks of 32, one native call a tree."""
+"""An EAGLE-3 head held by the native CPU kernels: 4- or 8-bit weights in blocks of 32, one native call a tree."""
 
 from __future__ import annotations
 
@@ -50,14 +50,15 @@ class NativeHead:
         checkpoint: HeadCheckpoint,
         target: NativeTarget,
         *,
+        bits: int,
         slots: int,
         context: int,
         max_rows: int,
         max_scored: int,
         max_expanded: int,
     ) -> None:
-        """`slots` rows of KV, scratch rows included; passes of at most `max_rows` rows, `max_scored` of them scored;
-        the head runs on at most `max_expanded` nodes of a tree.
+        """`bits` of the matrices: 8 (Q8_0) or 4 (Q4_1). `slots` rows of KV, scratch rows included; passes of at most
+        `max_rows` rows, `max_scored` of them scored; the head runs on at most `max_expanded` nodes of a tree.
         """
         self.config = config = checkpoint.config
         self.notes = checkpoint.notes
@@ -72,7 +73,7 @@ class NativeHead:
             ),
         )  # fmt: skip
         for name, tensor in _MATRICES.items():
-            head.matrix(name, "q8", _float32(checkpoint.tensors[tensor]))
+            head.matrix(name, "q8" if bits == 8 else "q4_1", _float32(checkpoint.tensors[tensor]))
         if checkpoint.embedding is not None:
             head.matrix("embedding", "q8", _float32(checkpoint.embedding))
         for name, tensor in _VECTORS.items():

@@ -213,7 +213,7 @@ class _Run:
 
     def _head_kind(self) -> str:
         if self.threads:
-            return "8-bit blocks"
+            return f"{self.widths.head}-bit blocks"
         if self.widths.head == 16:
             return "fp16" if self.device.startswith("cuda") else "bf16"
         return _WEIGHT_NAMES[self.widths.head]

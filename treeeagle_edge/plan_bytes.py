@@ -96,7 +96,7 @@ def embedding_bytes(model: ModelConfig, widths: Widths) -> int:
 def head_bytes(head: HeadConfig, bits: int, *, native: bool = False) -> int:
     """Bytes of the draft head with its matrices at `bits`; norms, and an embedding of its own, are floats."""
     if native:
-        return plan_native.head_bytes(head)
+        return plan_native.head_bytes(head, bits)
     matrices = sum(linear_bytes(*shape, bits) for shape in head.matrices.values())
     floats = (4 + (head.vocab_size if head.own_embedding else 0)) * head.hidden_size
     ids = 8 * head.draft_vocab_size  # an int64 map of its ids

@@ -19,6 +19,7 @@ _BLOCK_INFO = 16  # bytes beside each block of 32 int8 activations
 _PEAK = 16  # bytes: a logit and its token
 _ROWS_TOGETHER = 16  # query rows that a thread attends for at once
 _KEYS_TOGETHER = 64  # positions that it prepares at once
+_PART_TAIL = 16  # floats beside the sum that a chunk leaves of a query
 _CANDIDATE = 32 + 4  # a scored node, and its place in the order
 _LIVE_FEATURES = (
     4  # the buffer, its copy, the copy joined with the row carried over, and the one of the chunk before
@@ -50,13 +51,12 @@ def embedding_bytes(model: ModelConfig) -> int:
     return output_bytes(model) * (1 if model.tie_word_embeddings else 2)
 
 
-def head_bytes(head: HeadConfig) -> int:
-    """Bytes of the draft head: matrices at 8 bits, norms in fp32, the map of its ids in int64."""
-    shapes = [*head.matrices.values()]
-    if head.own_embedding:
-        shapes.append((head.vocab_size, head.hidden_size))
+def head_bytes(head: HeadConfig, bits: int) -> int:
+    """Bytes of the draft head: matrices at `bits`, its own embedding at 8, norms in fp32, its map of ids in int64."""
+    matrices = sum(matrix_bytes(*shape, bits) for shape in head.matrices.values())
+    embedding = matrix_bytes(head.vocab_size, head.hidden_size, 8) if head.own_embedding else 0
     norms = 4 * head.hidden_size * 4
-    return sum(matrix_bytes(*shape, 8) for shape in shapes) + norms + 8 * head.draft_vocab_size
+    return matrices + embedding + norms + 8 * head.draft_vocab_size
 
 
 def workspace_bytes(
@@ -91,12 +91,12 @@ def _pass_bytes(shape: ModelConfig | HeadConfig, widest: int, rows: int, threads
 
 
 def _attention_bytes(shape: ModelConfig | HeadConfig) -> int:
-    """One thread's scratch: two prepared blocks of keys and values, its queries and their running softmax."""
+    """One thread's scratch: two prepared blocks of keys and values, its queries and what they found."""
     dim, queries = shape.head_dim, _ROWS_TOGETHER * (shape.num_heads // shape.num_kv_heads)
     prepared = 2 * 2 * _aligned(_KEYS_TOGETHER * dim // 2 * 4)
-    state = (queries * dim // 2 * 4, queries * 4, queries * 4, queries * dim * 4)
-    scores = (queries * _KEYS_TOGETHER * 4, queries * _KEYS_TOGETHER * 2)
-    return prepared + sum(map(_aligned, (*state, *scores)))
+    part = queries * (dim + _PART_TAIL) * 4  # of the chunk at hand, and of those before it
+    state = (queries * dim // 2 * 4, part, part, queries * _KEYS_TOGETHER * 4, queries * _KEYS_TOGETHER * 2)
+    return prepared + sum(map(_aligned, state))
 
 
 def _aligned(nbytes: int) -> int:

@@ -79,6 +79,7 @@ def load_models(
     return target, NativeHead(
         opened,
         target,
+        bits=plan.widths.head,
         slots=slots,
         context=plan.context,
         max_rows=rows,

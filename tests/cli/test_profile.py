@@ -130,7 +130,7 @@ def test_transcript_of_a_cpu_with_native_kernels(machine, capsys, tmp_path):
         plan  smollm2-135m, 4-bit, smollm2-135m-eagle3, on cpu by profile small
               weights (4-bit blocks)   0.07 GB   30 layers
               embedding, lm_head       0.03 GB   49,152 tokens
-              head (8-bit blocks)      0.01 GB   10,240 draft tokens
+              head (4-bit blocks)      0.01 GB   10,240 draft tokens
               KV, 4,240 slots          0.10 GB   context 4,096 and a tree of 15 nodes
               workspace                0.03 GB   chunks of 256 rows
               reserve                  0.80 GB   the program and the desktop

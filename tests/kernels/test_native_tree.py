@@ -47,7 +47,7 @@ def native_head(
         RandomCheckpoint(WIDE), Team(threads, isa), bits=8, context=CONTEXT, max_rows=ROWS
     )
     return NativeHead(
-        checkpoint or random_checkpoint(), target, slots=SLOTS + EXPANDED, context=CONTEXT, max_rows=ROWS,
+        checkpoint or random_checkpoint(), target, bits=8, slots=SLOTS + EXPANDED, context=CONTEXT, max_rows=ROWS,
         max_scored=MOST, max_expanded=EXPANDED,
     )  # fmt: skip
 

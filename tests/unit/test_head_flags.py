@@ -85,7 +85,7 @@ def test_native_heads_obey_them_too(before_residual: bool, norm_output: bool) ->
     checkpoint = flagged(before_residual, norm_output, WIDE)
     target = load_native_target(RandomCheckpoint(WIDE), Team(1), bits=8, context=64, max_rows=32)
     native = NativeHead(
-        checkpoint, target, slots=SLOTS, context=64, max_rows=32, max_scored=8, max_expanded=16
+        checkpoint, target, bits=8, slots=SLOTS, context=64, max_rows=32, max_scored=8, max_expanded=16
     )
     embedding = target.embed(torch.arange(WIDE.vocab_size)).clone()
     features, tokens = inputs(WIDE.hidden_size)

@@ -70,7 +70,8 @@ def test_wishes_are_met_one_by_one() -> None:
     assert choose_widths(4, "cuda", native=False, lm_head=8) == Widths(4, 8, 16)
     assert choose_widths(4, "cpu", native=False, head=4, lm_head=16) == Widths(4, 16, 4)
     assert choose_widths(32, "cpu", native=False, head=16) == Widths(32, 32, 16)
-    assert choose_widths(4, "cpu", native=True, head=8, lm_head=8) == choose_widths(4, "cpu", native=True)
+    assert choose_widths(4, "cpu", native=True) == Widths(4, 8, 4)
+    assert choose_widths(8, "cpu", native=True, head=8, lm_head=8) == Widths(8, 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -78,13 +79,8 @@ def test_wishes_are_met_one_by_one() -> None:
     [
         (
             {"head_bits": 16},
-            "native kernels hold a draft head at 8 bits, not 16",
-            "--head-bits 8, or --kernels",
-        ),
-        (
-            {"head_bits": 4},
-            "native kernels hold a draft head at 8 bits, not 4",
-            "--head-bits 8, or --kernels",
+            "native kernels hold a draft head at 4 or 8 bits, not 16",
+            "--head-bits 4 or 8, or --kernels",
         ),
         (
             {"lm_head_bits": 16},
@@ -131,8 +127,8 @@ def test_a_profile_may_name_them_and_options_win() -> None:
     assert plan_run(RunSettings(head_bits=8, lm_head_bits=16), profile, here, model).widths == Widths(
         4, 16, 8
     )
-    with pytest.raises(UsageError, match="native kernels hold a draft head at 8 bits, not 4"):
-        plan_run(RunSettings(), profile, machine(), model)
+    with pytest.raises(UsageError, match="native kernels hold a draft head at 4 or 8 bits, not 16"):
+        plan_run(RunSettings(head_bits=16), profile, machine(), model)
     for line in ("head_bits: 32", "lm_head_bits: 4"):
         key = line.partition(":")[0]
         with pytest.raises(InputError, match=f"f has {line}, which is out of range"):
@@ -188,11 +184,11 @@ def test_a_narrower_head_is_offered_where_it_makes_the_plan_fit() -> None:
     misfit = made(machine(12), model=LLAMA, bits=8, context=8192)
     assert not misfit.memory.fits and alternatives(misfit, settings, machine(12))[0] == "--head-bits 8"
     assert made(machine(12), model=LLAMA, bits=8, context=8192, head_bits=8).memory.fits
-    asked = RunSettings(model=LLAMA, bits=8, context=32_768, head_bits=4)
-    misfit = made(machine(12), model=LLAMA, bits=8, context=32_768, head_bits=4)
+    asked = RunSettings(model=LLAMA, bits=8, context=32_768, head_bits=16)
+    misfit = made(machine(12), model=LLAMA, bits=8, context=32_768, head_bits=16)
     options = alternatives(misfit, asked, machine(12))
     assert options and "--device cpu" not in options and "--head-bits 8" not in options
-    wide = made(machine(), model=LLAMA, bits=16, context=65_536, head_bits=4)
+    wide = made(machine(), model=LLAMA, bits=16, context=65_536, head_bits=16)
     assert not wide.memory.fits
     assert all("--bits" not in option for option in alternatives(wide, RunSettings(
-        model=LLAMA, bits=16, context=65_536, head_bits=4), machine()))  # fmt: skip
+        model=LLAMA, bits=16, context=65_536, head_bits=16), machine()))  # fmt: skip

@@ -37,7 +37,7 @@ HeadBitsOption = Annotated[
     typer.Option(
         "--head-bits",
         metavar="4|8|16",
-        help="The draft head. [default: 16; 8 on native kernels; 32 at --bits 32]",
+        help="The draft head. [default: 16; 4 on native kernels; 32 at --bits 32]",
     ),
 ]
 LmHeadBitsOption = Annotated[
