@@ -86,6 +86,7 @@ class NativeHead:
             1, slots, config.num_kv_heads, config.head_dim, torch.bfloat16, torch.device("cpu")
         )
         self._addresses = native_store(self.store)
+        self._pass = Pass()  # of `extend_rows` and `step_rows`
         self._ids, self._feature_rows = ((c_int64 * max_rows)() for _ in range(2))  # a tree begins with
         self._tree_input = TreeInput(ids=addressof(self._ids))
         self._tree_room = TreeRoom(MAX_NODES + 1)
@@ -124,14 +125,14 @@ class NativeHead:
         """See `pass_rows.TensorHead.extend_rows`. What it gives is overwritten by the next pass."""
         count = len(rows.ids)
         source = HeadInput(_checked(features, count, int(self._head.config.feature_width)), None, None, 0)
-        return self._run(native_rows(rows), source, count - 1, top)
+        return self._run(native_rows(rows, self._pass), source, count - 1, top)
 
     def step_rows(self, states: Tensor, chosen: Sequence[int], rows: PassRows, top: int) -> HeadOutput:
         """See `pass_rows.TensorHead.step_rows`. What it gives is overwritten by the next pass."""
         count = states.shape[0]
         named = (c_int64 * len(chosen))(*chosen)
         source = HeadInput(None, _checked(states, count, self.config.hidden_size), addressof(named), count)
-        return self._run(native_rows(rows), source, 0, top)
+        return self._run(native_rows(rows, self._pass), source, 0, top)
 
     def draft_tree(
         self, features: FeatureRows, rows: PassRows, scratch: range, rule: GrowthRule

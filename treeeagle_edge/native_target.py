@@ -55,6 +55,7 @@ class NativeTarget:
         self.context = context
         self.model = model
         self._requests: dict[tuple[object, ...], tuple[Request, TargetOutput]] = {}
+        self._pass = Pass()  # of `forward_rows`
         self._store: tuple[KVStore, Store] | None = None  # the last one that was passed
 
     @property
@@ -95,7 +96,7 @@ class NativeTarget:
         peaks_only: bool = False,
     ) -> TargetOutput:
         """See `pass_rows.TensorTarget.forward_rows`. What it gives is overwritten by the next pass."""
-        return self._run(native_rows(rows), store, taps, scored, peaks_only)
+        return self._run(native_rows(rows, self._pass), store, taps, scored, peaks_only)
 
     def _run(
         self, job: Pass, store: KVStore, taps: tuple[int, ...], scored: slice, peaks_only: bool = False
@@ -146,18 +147,21 @@ def native_pass(ids: Tensor, positions: Tensor, slots: Tensor, view: AttentionVi
     return job
 
 
-def native_rows(rows: PassRows) -> Pass:
-    """The C structure of a pass over `rows`; it keeps what it points to."""
+def native_rows(rows: PassRows, job: Pass) -> Pass:
+    """Describe a pass over `rows` in `job`, which keeps what it points to until it is used again; what it had is lost.
+
+    Written over, since a structure made anew is slow after a pass.
+    """
     count, nodes = len(rows.ids), len(rows.tree)
     own = rows.tree is rows.slots
     numbers = array("q", [*rows.ids, *rows.positions, *rows.slots, *(() if own else rows.tree)])
     parents = array("i", rows.parents)
     at, step = numbers.buffer_info()[0], count * sizeof(c_int64)
-    job = Pass(
-        count, at, at + step, at + 2 * step,
-        rows.table.data_ptr() + rows.prefix.start * sizeof(c_int64), len(rows.prefix),
-        at + (2 if own else 3) * step, nodes, None, parents.buffer_info()[0], None, None, 0,
-    )  # fmt: skip
+    job.rows, job.ids, job.positions, job.slots = count, at, at + step, at + 2 * step
+    job.prefix = rows.table.data_ptr() + rows.prefix.start * sizeof(c_int64)
+    job.prefix_count = len(rows.prefix)
+    job.tree, job.tree_count = at + (2 if own else 3) * step, nodes
+    job.parents = parents.buffer_info()[0]
     job.keep = (numbers, parents, rows.table)
     return job
 

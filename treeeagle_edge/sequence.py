@@ -9,7 +9,7 @@ from torch import Tensor
 
 from treeeagle_edge.kv_pool import KVPool
 from treeeagle_edge.pass_rows import FeatureRows
-from treeeagle_edge.small_tensors import write_int64
+from treeeagle_edge.small_tensors import Int64Writer
 
 
 class LiveSequence:
@@ -50,6 +50,7 @@ class LiveSequence:
             None  # the newest such features, which the target's next pass overwrites
         )
         self.slot_table = torch.zeros(capacity, dtype=torch.int64, device=device) if table is None else table
+        self._table_writer = Int64Writer(self.slot_table)
         self.slot_table[: len(self.slots)] = torch.tensor(self.slots, dtype=torch.int64, device=device)
 
     def __len__(self) -> int:
@@ -82,7 +83,7 @@ class LiveSequence:
 
     def announce(self, slots: Sequence[int]) -> None:
         """Write borrowed slots behind the committed ones into the table, so that a head pass can read them."""
-        write_int64(self.slot_table, len(self.tokens), slots)
+        self._table_writer.write(len(self.tokens), slots)
         self.announced = list(slots)
 
     def commit(

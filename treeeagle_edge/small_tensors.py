@@ -26,10 +26,17 @@ def take_rows(table: Tensor, rows: Sequence[int]) -> Tensor:
     return torch.from_numpy(table.numpy().take(rows, axis=0))
 
 
-def write_int64(table: Tensor, start: int, values: Sequence[int]) -> None:
-    """Write `values` into `table` [T] int64 from `start` on."""
-    stop = start + len(values)
-    if table.device.type == "cpu":
-        table.numpy()[start:stop] = values
-    else:
-        table[start:stop] = int64_tensor(values, table.device)
+class Int64Writer:
+    """Writes into `table` [T] int64 time and again."""
+
+    def __init__(self, table: Tensor) -> None:
+        self._table = table
+        self._array = table.numpy() if table.device.type == "cpu" else None
+
+    def write(self, start: int, values: Sequence[int]) -> None:
+        """`values` from `start` on."""
+        stop = start + len(values)
+        if self._array is not None:
+            self._array[start:stop] = values
+        else:
+            self._table[start:stop] = int64_tensor(values, self._table.device)
