@@ -2,7 +2,7 @@
 
 python docs/measure_round.py [--bits 8 --bits 4] [--tokens 128] [--threads 2] [-o round.json]
 
-The two native entry points, a target pass and a head pass, are wrapped with a clock while prompts are answered plainly
+The two native entry points, a target pass and a draft tree, are wrapped with a clock while prompts are answered plainly
 and with the adaptive tree, in turn. Counted are the rounds after the first token, up to the last. What is outside the
 native calls is split by what the engine was doing: drafting, verifying, walking and sampling, the rest. The bar:
 outside is under 10 % of the time, in the median over prompts.
@@ -78,8 +78,8 @@ class Split:
     rounds: int
     whole: float
     target: float  # inside target passes
-    head: float  # inside head passes
-    drafting: float  # around head passes
+    head: float  # inside draft trees
+    drafting: float  # around draft trees
     verifying: float  # around target passes
     sampling: float
 
@@ -129,7 +129,7 @@ def answer(
 def table(found: dict[str, list[Split]]) -> str:
     """One row an arm: milliseconds a round by part, and the share outside."""
     parts = ("target", "head", "drafting", "verifying", "sampling", "rest")
-    header = ("arm, bits", "ms a round", "target pass", "head passes", "around drafting", "around verifying",
+    header = ("arm, bits", "ms a round", "target pass", "draft tree", "around drafting", "around verifying",
               "sampling", "rest", "outside, share (quartiles)")  # fmt: skip
     rows = []
     for name, splits in found.items():
