@@ -18,7 +18,8 @@ from treeeagle_edge.passes import MAX_EXPANSIONS, PREFILL_CHUNK
 from treeeagle_edge.profile_config import MemoryProfile
 from treeeagle_edge.rounds import MAX_BRANCHING
 from treeeagle_edge.run_alternatives import require_fit
-from treeeagle_edge.run_plan import RunPlan, plan_run, planned_model
+from treeeagle_edge.run_plan import RunPlan, plan_run
+from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.target import Target, compute_dtype, load_target
 

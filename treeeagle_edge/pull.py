@@ -25,7 +25,8 @@ from treeeagle_edge.models import BUNDLED_HEADS, bundled_heads, unknown_name
 from treeeagle_edge.paths import cache_dir
 from treeeagle_edge.plan import format_gb, format_size
 from treeeagle_edge.profile_config import MemoryProfile, choose_profile
-from treeeagle_edge.run_plan import PlannedModel, pick_profile, plan_run
+from treeeagle_edge.run_plan import pick_profile, plan_run
+from treeeagle_edge.run_shapes import PlannedModel
 from treeeagle_edge.settings import RunSettings
 
 Progress = Callable[[str], None]

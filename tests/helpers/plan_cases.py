@@ -7,7 +7,8 @@ from treeeagle_edge.hardware_cpu import Cpu, Ram
 from treeeagle_edge.hardware_nvidia import Gpu
 from treeeagle_edge.known_models import KNOWN_MODELS
 from treeeagle_edge.plan import GB
-from treeeagle_edge.run_plan import pick_profile, plan_run, planned_model
+from treeeagle_edge.run_plan import pick_profile, plan_run
+from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.widths import Widths, choose_widths
 

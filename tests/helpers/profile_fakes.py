@@ -52,7 +52,7 @@ def describing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Hardware], None]:
         monkeypatch.setattr(profile_checks.shutil, "disk_usage", lambda _: usage)
         monkeypatch.setattr(profile_checks, "download_folder", lambda _: profile_checks.Path("/cache"))
 
-    monkeypatch.setattr("treeeagle_edge.run_plan._local_model", lambda name: None)
+    monkeypatch.setattr("treeeagle_edge.run_shapes._local_model", lambda name: None)
     return describe
 
 

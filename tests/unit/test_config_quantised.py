@@ -18,7 +18,8 @@ from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.plan import GB
 from treeeagle_edge.plan_bytes import block_bytes, linear_bytes
 from treeeagle_edge.run_alternatives import alternatives
-from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run, planned_model
+from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
+from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
 
 CONFIG = {

@@ -22,7 +22,8 @@ from hardware_fakes import (
 from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.hardware import detect, imagine_gpu
 from treeeagle_edge.hardware_nvidia import Gpu
-from treeeagle_edge.run_plan import pick_profile, plan_run, planned_model
+from treeeagle_edge.run_plan import pick_profile, plan_run
+from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
 
 

@@ -201,7 +201,8 @@ def test_the_plan_counts_what_the_code_allocates():
 
 def test_planning_imports_no_torch():
     code = (
-        "import sys; from treeeagle_edge.run_plan import *; from treeeagle_edge.hardware import detect, imagine_gpu;"
+        "import sys; from treeeagle_edge.run_plan import pick_profile, plan_run, RunSettings;"
+        "from treeeagle_edge.run_shapes import planned_model; from treeeagle_edge.hardware import detect, imagine_gpu;"
         "h = imagine_gpu(detect('cpu'), 12); s = RunSettings(); p = pick_profile(s, h);"
         "plan_run(s, p, h, planned_model(s, p)); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )

@@ -17,7 +17,8 @@ from treeeagle_edge.plan import GB, MemoryPlan, plan_memory
 from treeeagle_edge.plan_bytes import PREFILL_CHUNK, SCRATCH_ROWS
 from treeeagle_edge.profile_config import load_profile
 from treeeagle_edge.rounds import TreeShape
-from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run, planned_model
+from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
+from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
 
 DEMO = KNOWN_MODELS["smollm2-135m"]

@@ -11,7 +11,8 @@ from treeeagle_edge.hardware_cpu import Cpu, Ram
 from treeeagle_edge.hardware_nvidia import Gpu
 from treeeagle_edge.profile_config import choose_profile
 from treeeagle_edge.profiling.speed import TYPICAL_CARDS, Speed, check_speeds, expected_speeds
-from treeeagle_edge.run_plan import plan_run, planned_model
+from treeeagle_edge.run_plan import plan_run
+from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
 
 GB = 10**9

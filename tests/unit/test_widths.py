@@ -13,7 +13,8 @@ from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.plan import GB
 from treeeagle_edge.profile_config import parse_profile
 from treeeagle_edge.run_alternatives import alternatives
-from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run, planned_model
+from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
+from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.speed_estimate import estimate_speed
 from treeeagle_edge.widths import Widths, choose_widths

@@ -16,7 +16,8 @@ from treeeagle_edge.profiling import checks
 from treeeagle_edge.profiling.checks import FAIL, OK, WARN, Check, download_bytes
 from treeeagle_edge.profiling.speed import Speed, check_speeds, expected_speeds
 from treeeagle_edge.run_alternatives import alternatives
-from treeeagle_edge.run_plan import PlannedModel, RunPlan, pick_profile, plan_run, planned_model
+from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
+from treeeagle_edge.run_shapes import PlannedModel, planned_model
 from treeeagle_edge.settings import RunSettings
 
 Progress = Callable[[str], None]

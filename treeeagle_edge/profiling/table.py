@@ -12,7 +12,8 @@ from treeeagle_edge.known_models import KNOWN_MODELS
 from treeeagle_edge.plan import GB, MemoryPlan, format_gb
 from treeeagle_edge.plan_bytes import head_bytes, step_bytes
 from treeeagle_edge.run_alternatives import alternatives
-from treeeagle_edge.run_plan import PlannedModel, RunPlan, pick_profile, plan_run
+from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
+from treeeagle_edge.run_shapes import PlannedModel
 from treeeagle_edge.settings import RunSettings
 
 MODELS = (
