@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections import namedtuple
 from pathlib import Path
 
@@ -136,12 +138,30 @@ def test_without_a_network(hub, capsys, monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    code, _, err = run(capsys, "org/name")
-    assert (
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    sentence = (
         "error: org/name is not on this machine, and the hub cannot be reached\n hint: check the network"
-        in err
     )
-    assert code == 3
+    code, _, err = run(capsys, "org/name")
+    assert f"{sentence} and HF_ENDPOINT, or give" in err and code == 3
+    monkeypatch.setenv("HTTPS_PROXY", "http://somebody:secret@127.0.0.1:9")
+    err = run(capsys, "org/name")[2]
+    assert f"{sentence}, HTTPS_PROXY and HF_ENDPOINT, or give" in err and "secret" not in err
+
+
+def test_a_hub_that_takes_connections_and_never_answers_is_given_up(hub, capsys, monkeypatch):
+    """As a proxy does whose own line is dead: the wait is the client's timeout, not for ever."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        code, out, err = run(capsys, "org/name")
+        took = time.monotonic() - began
+    assert "error: org/name is not on this machine, and the hub cannot be reached\n hint: check the" in err
+    assert (code, out) == (3, "") and took < 8
 
 
 @pytest.mark.parametrize(

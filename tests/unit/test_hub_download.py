@@ -70,6 +70,13 @@ def test_a_line_that_breaks_again_and_again_is_borne_as_long_as_bytes_come(hub):
     assert (fetched() / "model.safetensors").read_bytes() == WEIGHTS
 
 
+def test_a_fetch_that_goes_on_after_the_client_gave_up_says_so(hub):
+    hub.breaks["model.safetensors"] = [20 * CHUNK, *[0] * 5]
+    said: list[str] = []
+    assert (fetched(said) / "model.safetensors").read_bytes() == WEIGHTS
+    assert "model.safetensors: the connection broke; going on at 20 kB" in said
+
+
 def test_a_line_that_breaks_too_often_is_given_up_and_loses_nothing(hub, monkeypatch):
     """The client's own five attempts are taken away, so that each break is one of ours."""
     from huggingface_hub import file_download

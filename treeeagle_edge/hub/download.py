@@ -17,6 +17,7 @@ from treeeagle_edge.hub.cache import CacheFolder, require_space
 from treeeagle_edge.hub.progress import CountedFile, Meter, Progress
 from treeeagle_edge.hub.repository import RemoteFile, Repository
 from treeeagle_edge.json_file import read_json
+from treeeagle_edge.plan import format_size
 
 _CLIENT_BARS = "huggingface_hub.http_get"
 _MOST_BREAKS = 100  # of a line in one file, each after some bytes
@@ -108,8 +109,10 @@ def _transfer(repository: Repository, file: RemoteFile, folder: CacheFolder, met
             return
         except Exception as error:  # of whichever HTTP library the client uses
             of_the_disk = isinstance(error, OSError) and error.errno is not None
-            if of_the_disk or folder.bytes_here(file) == begun or breaks == _MOST_BREAKS:
+            here = folder.bytes_here(file)
+            if of_the_disk or here == begun or breaks == _MOST_BREAKS:
                 raise
+            meter.say(f"{file.name}: the connection broke; going on at {format_size(here)}")
 
 
 def _transfer_once(repository: Repository, file: RemoteFile, partial: Path, begun: int, meter: Meter) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ from treeeagle_edge.known_models import KNOWN_MODELS
 
 _AGAIN = "what has come is kept: run the same command again to go on"
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -65,8 +67,13 @@ def hub_error(error: Exception, repository: str, what: str, *, begun: bool = Fal
         return CannotRunError(f"the connection broke while {repository} was being fetched", _AGAIN)
     return CannotRunError(
         f"{repository} is not on this machine, and the hub cannot be reached",
-        f"check the network and HF_ENDPOINT, or give a folder or file that holds the {what}",
+        f"check the network{_proxies()} and HF_ENDPOINT, or give a folder or file that holds the {what}",
     )
+
+
+def _proxies() -> str:
+    """The variables that send requests through a proxy, by name alone: its address may hold a password."""
+    return "".join(f", {name}" for name in _PROXIES if os.environ.get(name))
 
 
 def _gated(repository: str) -> InputError:
