@@ -1,4 +1,4 @@
-"""Reading a JSON object from a checkpoint's directory, with errors that name the file."""
+"""JSON objects in files: read with errors that name the file, written for a person to read."""
 
 from __future__ import annotations
 
@@ -25,3 +25,9 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"{path} holds no JSON object", "download the file again")
     return value
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write `value` to `path`, whose folder is made where it is missing. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

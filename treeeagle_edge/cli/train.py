@@ -112,7 +112,8 @@ def train_command(
     settings = shared.run_settings(model=target, bits=bits, device=device, threads=threads, kernels=kernels)
 
     from treeeagle_edge.training.processes import find_place
-    from treeeagle_edge.training.run import DataSettings, TrainingRun, train
+    from treeeagle_edge.training.run import train
+    from treeeagle_edge.training.run_settings import DataSettings, TrainingRun
     from treeeagle_edge.training.trainer import TrainSettings
 
     place = find_place()
