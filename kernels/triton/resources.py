@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +64,10 @@ class Usage:
 
 def main(arguments: list[str]) -> int:
     """Print the table, or with `--json` a list of objects; 1 if a kernel does not fit its card."""
-    found = [
-        usage(name, launch, capability) for name, launch in launched().items() for capability in SHARED_LIMIT
-    ]
+    workers = min(len(SHARED_LIMIT), os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:  # the compiler takes one core
+        cards = pool.map(usages, SHARED_LIMIT)
+        found = [each for kernel in zip(*cards, strict=True) for each in kernel]
     print(json.dumps([asdict(each) for each in found]) if "--json" in arguments else table(found))
     return 0 if all(each.fits for each in found) else 1
 
@@ -84,6 +88,11 @@ def table(found: list[Usage]) -> str:
 def compile_for(launch: Launch, capability: int) -> Any:
     """The compiled kernel, specialised as `launch` would have it on a card of that compute capability."""
     return triton.compile(_source(launch), target=GPUTarget("cuda", capability, 32), options=launch.options)
+
+
+def usages(capability: int) -> list[Usage]:
+    """What every launch takes on a card of that compute capability."""
+    return [usage(name, launch, capability) for name, launch in launched().items()]
 
 
 def usage(name: str, launch: Launch, capability: int) -> Usage:

@@ -57,7 +57,7 @@ class Sizes:
 
 
 def _tiny(family: str) -> ModelConfig:
-    return decoder(family, 64, 128, 4, 4, 2, 320, 4096, head_dim=16)
+    return decoder(family, 64, 128, 3, 4, 2, 320, 4096, head_dim=16)
 
 
 def _full() -> Sizes:
@@ -95,7 +95,7 @@ def _test() -> Sizes:
         second=Model("a tiny Qwen2", _tiny("qwen2")),
         small=Model("a tiny model in fp32", tiny),
         bits=4,
-        tree=TreeShape(depth=4, branching=2, nodes=7),
+        tree=TreeShape(depth=4, branching=2, nodes=5),
         product_rows=(1, 8),
         contexts=(16, 32),
         context=64,
