@@ -51,6 +51,15 @@ def unbroken(deep_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return out
 
 
+@pytest.fixture
+def written(unbroken: Path, tmp_path: Path) -> Path:
+    """An --out in which the dialogues are written, and nothing else is done."""
+    out = tmp_path / "head"
+    shutil.copytree(unbroken / "work" / "features", out / "work" / "features")
+    shutil.copy(unbroken / "work" / "data.json", out / "work")
+    return out
+
+
 def test_it_leaves_a_head_that_opens_and_a_record(unbroken: Path, deep_checkpoint: Path) -> None:
     opened = open_head(unbroken, open_checkpoint(deep_checkpoint).config)
     assert opened.config.draft_vocab_size == 200
@@ -85,13 +94,13 @@ def test_killed_at_random_points_it_ends_as_if_never_stopped(
 
 
 def test_ctrl_c_says_how_to_go_on(
-    deep_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    written: Path, deep_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("treeeagle_edge.training.run.open_corpus", interrupted)
-    assert main(arguments(deep_checkpoint, tmp_path / "head")) == 130
+    assert main(arguments(deep_checkpoint, written)) == 130
     assert "the same command goes on" in capsys.readouterr().err
 
 
@@ -224,18 +233,16 @@ def test_a_head_that_cannot_be_started_from_is_refused_before_anything_is_writte
     assert not out.exists()
 
 
-def test_it_goes_on_from_a_head(unbroken: Path, deep_checkpoint: Path, tmp_path: Path) -> None:
+def test_it_goes_on_from_a_head(unbroken: Path, written: Path, deep_checkpoint: Path) -> None:
     """The first loss is where the other head stood, not where a fresh one begins."""
-    out = tmp_path / "head"
-    assert main(arguments(deep_checkpoint, out, "--init", str(unbroken), "--passes", "0.1")) == 0
-    assert _record(out)["held_out"][0]["loss"][0] < _record(unbroken)["held_out"][0]["loss"][0]
+    assert main(arguments(deep_checkpoint, written, "--init", str(unbroken), "--passes", "0.1")) == 0
+    assert _record(written)["held_out"][0]["loss"][0] < _record(unbroken)["held_out"][0]["loss"][0]
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(
-    unbroken: Path, deep_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    unbroken: Path, written: Path, deep_checkpoint: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    out = tmp_path / "head"
     real, saves = torch.save, []
 
     def full_after_three(*args: object) -> None:
@@ -245,17 +252,17 @@ def test_a_full_disk_keeps_the_last_checkpoint(
         real(*args)
 
     monkeypatch.setattr(torch, "save", full_after_three)
-    assert main(arguments(deep_checkpoint, out)) == 3
+    assert main(arguments(deep_checkpoint, written)) == 3
     assert "cannot be written" in capsys.readouterr().err
-    assert not list((out / "work").glob("*.part"))
+    assert not list((written / "work").glob("*.part"))
     monkeypatch.setattr(torch, "save", real)
-    assert main(arguments(deep_checkpoint, out)) == 0
+    assert main(arguments(deep_checkpoint, written)) == 0
     assert "going on from step 3" in capsys.readouterr().err
-    assert same(out, unbroken)
+    assert same(written, unbroken)
 
 
 def test_a_loss_that_is_not_finite_stops_with_a_sentence(
-    deep_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    written: Path, deep_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from treeeagle_edge.training import trainer
 
@@ -266,9 +273,9 @@ def test_a_loss_that_is_not_finite_stops_with_a_sentence(
         return real(*args) * (float("nan") if len(calls) == 5 else 1.0)
 
     monkeypatch.setattr(trainer, "lesson_loss", spoilt)
-    assert main(arguments(deep_checkpoint, tmp_path / "head")) == 3
+    assert main(arguments(deep_checkpoint, written)) == 3
     assert "the loss of step 5 is not finite" in capsys.readouterr().err
-    state = torch.load(tmp_path / "head" / "work" / "training.ckpt", weights_only=True)
+    state = torch.load(written / "work" / "training.ckpt", weights_only=True)
     assert state["step"] == 4
 
 
