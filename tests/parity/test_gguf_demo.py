@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from treeeagle_edge.checkpoint_gguf import GGUFCheckpoint, canonical_name
 from treeeagle_edge.tokenizer import Tokenizer, load_tokenizer
@@ -86,18 +86,15 @@ def test_stop_ids(ours: Tokenizer) -> None:
 
 
 @pytest.mark.slow
-def test_every_tensor_equals_transformers(demo_gguf: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(
-        demo_gguf.parent, gguf_file=demo_gguf.name, dtype=torch.float32
-    )
-    state = dict(model.named_parameters())
+def test_every_tensor_equals_transformers(demo_gguf: Path, transformers_demo: Any) -> None:
+    state = dict(transformers_demo.named_parameters())
     checkpoint = GGUFCheckpoint(demo_gguf)
     assert checkpoint.names() == state.keys()
     for name, value in state.items():
         tensor = checkpoint.tensor(name)
         assert tensor.dtype == torch.float32
         assert torch.equal(tensor, value.detach()), name
-    config, theirs = checkpoint.config, model.config
+    config, theirs = checkpoint.config, transformers_demo.config
     assert (
         config.rope.theta == theirs.rope_parameters["rope_theta"]
         and config.rms_norm_eps == theirs.rms_norm_eps

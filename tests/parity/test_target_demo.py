@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,19 +47,11 @@ def reference_logits(fp32: Target) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def oracle(demo_gguf: Path) -> tuple[Tensor, Tensor]:
+def oracle(transformers_demo: Any) -> tuple[Tensor, Tensor]:
     """Logits and tapped hidden states of `transformers` reading the GGUF itself."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
-        demo_gguf.parent, gguf_file=demo_gguf.name, dtype=torch.float32
-    )
     with torch.inference_mode():
-        output = model(IDS[None], output_hidden_states=True)
-    logits, features = output.logits[0], torch.cat([output.hidden_states[tap][0] for tap in TAPS], dim=-1)
-    del model, output
-    gc.collect()
-    return logits, features
+        output = transformers_demo(IDS[None], output_hidden_states=True)
+    return output.logits[0], torch.cat([output.hidden_states[tap][0] for tap in TAPS], dim=-1)
 
 
 @pytest.mark.parametrize("piece", [len(IDS), 1])
