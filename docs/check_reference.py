@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from treeeagle_edge.checkpoint import Checkpoint, open_checkpoint
+from treeeagle_edge.checkpoint.opening import Checkpoint, open_checkpoint
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.head import Head
 from treeeagle_edge.head_checkpoint import open_head
@@ -33,7 +33,7 @@ from treeeagle_edge.passes import MAX_EXPANSIONS
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.target import Target, load_target
-from treeeagle_edge.tokenizer import load_tokenizer
+from treeeagle_edge.tokenizer.codec import load_tokenizer
 from treeeagle_edge.training.export import write_head
 
 PROMPTS = (

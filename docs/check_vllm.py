@@ -75,7 +75,7 @@ def write_target(model: Path, folder: Path) -> Path:
 
 def export(head: Path, model: Path, target: Path, folder: Path) -> Path:
     """The head in the layout of speculators, naming `target` as its verifier."""
-    from treeeagle_edge.checkpoint import open_checkpoint
+    from treeeagle_edge.checkpoint.opening import open_checkpoint
     from treeeagle_edge.head_checkpoint import open_head
     from treeeagle_edge.training.export import write_head
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from treeeagle_edge.config_quantised import check_width
+from treeeagle_edge.config.quantised import check_width
 from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.model_config import ModelConfig, StoredWidth

@@ -12,8 +12,8 @@ from treeeagle_edge.calibrate import measure_costs
 from treeeagle_edge.controller import Controller
 from treeeagle_edge.costs import CostTable
 from treeeagle_edge.cuda_graphs import Capture, CudaCapture, Runs
-from treeeagle_edge.device_round import DeviceRound
-from treeeagle_edge.device_rounds import DeviceAnswer, DeviceRounds
+from treeeagle_edge.device.round import DeviceRound
+from treeeagle_edge.device.rounds import DeviceAnswer, DeviceRounds
 from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.host_rounds import AnswerRounds, HostRounds
 from treeeagle_edge.kernels.dispatch import TRITON, serving

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treeeagle_edge.config_rope import rope_from_config
+from treeeagle_edge.config.rope import rope_from_config
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.head_files import locate_head, read_head_json, read_head_tensors

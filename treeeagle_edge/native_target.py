@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treeeagle_edge.checkpoint import Checkpoint
+from treeeagle_edge.checkpoint.opening import Checkpoint
 from treeeagle_edge.kernels.native.library import NativeError
 from treeeagle_edge.kernels.native.model import Model, Request
 from treeeagle_edge.kernels.native.reading import Store, View

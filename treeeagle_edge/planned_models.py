@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from treeeagle_edge.checkpoint import Checkpoint
+from treeeagle_edge.checkpoint.opening import Checkpoint
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.head import Head
 from treeeagle_edge.head_checkpoint import open_head

@@ -39,7 +39,7 @@ def planned_model(settings: RunSettings, profile: MemoryProfile) -> PlannedModel
     local = _local_model(name)
     known = find_known(name)
     if local is not None:
-        from treeeagle_edge.config_reader import read_config
+        from treeeagle_edge.config.reader import read_config
 
         config, label = read_config(local), model_label(name)
         known = known or find_known(label)

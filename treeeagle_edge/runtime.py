@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from treeeagle_edge.checkpoint import open_checkpoint
+from treeeagle_edge.checkpoint.opening import open_checkpoint
 from treeeagle_edge.costs import load_table, save_table
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.generation_defaults import GenerationDefaults
@@ -24,7 +24,7 @@ from treeeagle_edge.planned_models import Progress, head_path_of, load_models, p
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.run_plan import RunPlan, pick_profile
 from treeeagle_edge.settings import RunSettings
-from treeeagle_edge.tokenizer import Tokenizer, load_tokenizer
+from treeeagle_edge.tokenizer.codec import Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)

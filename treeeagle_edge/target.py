@@ -13,7 +13,7 @@ from itertools import starmap
 import torch
 from torch import Tensor
 
-from treeeagle_edge.checkpoint import Checkpoint
+from treeeagle_edge.checkpoint.opening import Checkpoint
 from treeeagle_edge.kernels.dispatch import add_rms_norm, attention, rms_norm, rotate_and_write, silu_gate
 from treeeagle_edge.kernels.triton.operands import HeadNorm, Pool, Rotation
 from treeeagle_edge.kernels.view import AttentionView, BatchView

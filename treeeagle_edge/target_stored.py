@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from treeeagle_edge.checkpoint_bnb import Stored4bit, StoredInt8, StoredMatrix
+from treeeagle_edge.checkpoint.bnb import Stored4bit, StoredInt8, StoredMatrix
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.int8_rows import LARGEST, int8_product
 from treeeagle_edge.linear import Linear, PackedLinear, bitsandbytes_module, make_linear

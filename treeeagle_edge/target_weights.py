@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treeeagle_edge.checkpoint import Checkpoint, HoldsStored
-from treeeagle_edge.checkpoint_bnb import StoredInt8, StoredMatrix
-from treeeagle_edge.config_quantised import check_width
+from treeeagle_edge.checkpoint.bnb import StoredInt8, StoredMatrix
+from treeeagle_edge.checkpoint.opening import Checkpoint, HoldsStored
+from treeeagle_edge.config.quantised import check_width
 from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.linear import DenseLinear, Linear, make_linear
 from treeeagle_edge.target_stored import stored_linear

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import head_tensors
 from torch import Tensor
 
-from treeeagle_edge.checkpoint import read_config
+from treeeagle_edge.checkpoint.opening import read_config
 from treeeagle_edge.cli.app import main
 from treeeagle_edge.hardware import detect
 from treeeagle_edge.profiling.checks import check_choices

@@ -136,7 +136,7 @@ def test_every_command_refuses_a_card_that_is_not_there(
 @without_cuda
 def test_every_way_into_cuda_refuses_with_a_reason(tiny_checkpoint: Path) -> None:
     """Below the commands: weights, targets, attention, and the rule of a library that is not asked without CUDA."""
-    from treeeagle_edge.checkpoint import open_checkpoint
+    from treeeagle_edge.checkpoint.opening import open_checkpoint
     from treeeagle_edge.gpu_check.models import RandomModel
     from treeeagle_edge.gpu_check.sizes import SIZES
     from treeeagle_edge.gpu_check.timing import as_graph

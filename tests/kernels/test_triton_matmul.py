@@ -10,7 +10,7 @@ from torch import Tensor
 from triton_cases import DEVICE, TOLERANCE, needs_triton, normal
 
 from treeeagle_edge import linear
-from treeeagle_edge.checkpoint_bnb import Stored4bit
+from treeeagle_edge.checkpoint.bnb import Stored4bit
 from treeeagle_edge.kernels import dispatch
 from treeeagle_edge.kernels.triton import fallback, reference
 from treeeagle_edge.linear import Nf4Linear, PackedLinear

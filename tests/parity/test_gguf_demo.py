@@ -15,8 +15,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from treeeagle_edge.checkpoint_gguf import GGUFCheckpoint, canonical_name
-from treeeagle_edge.tokenizer import Tokenizer, load_tokenizer
+from treeeagle_edge.checkpoint.gguf import GGUFCheckpoint, canonical_name
+from treeeagle_edge.tokenizer.codec import Tokenizer, load_tokenizer
 
 TEXTS = [
     "Why is the sky blue?",
@@ -139,8 +139,10 @@ def test_loading_costs_little(demo_gguf: Path) -> None:
             subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
         )
 
-    tokenizer = cost("os", "0", "from treeeagle_edge.tokenizer import load_tokenizer; load_tokenizer(path)")
+    tokenizer = cost(
+        "os", "0", "from treeeagle_edge.tokenizer.codec import load_tokenizer; load_tokenizer(path)"
+    )
     assert tokenizer < 1.0  # measured 0.35 s, imports included
-    opener = "treeeagle_edge.checkpoint_gguf"
+    opener = "treeeagle_edge.checkpoint.gguf"
     read = f"opened = {opener}.GGUFCheckpoint(path)\nfor name in opened.names(): opened.tensor(name)"
     assert cost(opener, "time.process_time()", read) < 2.5  # measured 0.8 s

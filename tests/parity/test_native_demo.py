@@ -10,7 +10,7 @@ import torch
 from target_passes import in_pieces
 
 from treeeagle_edge.bench.prompts import builtin_prompts
-from treeeagle_edge.checkpoint import open_checkpoint
+from treeeagle_edge.checkpoint.opening import open_checkpoint
 from treeeagle_edge.kernels.native.loader import problem
 from treeeagle_edge.models import BUNDLED_HEADS
 from treeeagle_edge.rounds import TreeShape

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from treeeagle_edge.checkpoint import open_checkpoint
+from treeeagle_edge.checkpoint.opening import open_checkpoint
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.head import Head
 from treeeagle_edge.head_checkpoint import open_head

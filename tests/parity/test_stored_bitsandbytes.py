@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from target_passes import in_pieces
 from torch import Tensor
 
-from treeeagle_edge.checkpoint import open_checkpoint
-from treeeagle_edge.checkpoint_bnb import Stored4bit, StoredInt8
-from treeeagle_edge.checkpoint_hf import HFCheckpoint
+from treeeagle_edge.checkpoint.bnb import Stored4bit, StoredInt8
+from treeeagle_edge.checkpoint.hf import HFCheckpoint
+from treeeagle_edge.checkpoint.opening import open_checkpoint
 from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.linear import DenseLinear

@@ -21,7 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from treeeagle_edge.checkpoint import open_checkpoint
+from treeeagle_edge.checkpoint.opening import open_checkpoint
 from treeeagle_edge.target import Target, load_target
 
 TOLERANCE = 1e-4  # max abs difference of logits, fp32

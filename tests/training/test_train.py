@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from treeeagle_edge.checkpoint import open_checkpoint
+from treeeagle_edge.checkpoint.opening import open_checkpoint
 from treeeagle_edge.cli.app import main
 from treeeagle_edge.head_checkpoint import open_head
 

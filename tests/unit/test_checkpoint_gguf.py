@@ -13,8 +13,8 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Quant
 
-from treeeagle_edge.checkpoint import open_checkpoint
-from treeeagle_edge.checkpoint_gguf import GGUFCheckpoint, canonical_name
+from treeeagle_edge.checkpoint.gguf import GGUFCheckpoint, canonical_name
+from treeeagle_edge.checkpoint.opening import open_checkpoint
 from treeeagle_edge.errors import InputError
 
 HIDDEN, WIDE, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 256, 256, 4, 2, 64, 40

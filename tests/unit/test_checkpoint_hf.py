@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from treeeagle_edge.checkpoint import open_checkpoint
+from treeeagle_edge.checkpoint.opening import open_checkpoint
 from treeeagle_edge.errors import InputError
 
 SIZES = {

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from treeeagle_edge.config_reader import read_config
+from treeeagle_edge.config.reader import read_config
 from treeeagle_edge.errors import InputError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from treeeagle_edge.config_reader import model_config_from_json
+from treeeagle_edge.config.reader import model_config_from_json
 from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.hardware_cpu import Cpu, Ram

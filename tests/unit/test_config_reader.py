@@ -13,7 +13,7 @@ import pytest
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from treeeagle_edge.config_reader import model_config_from_json, read_config
+from treeeagle_edge.config.reader import model_config_from_json, read_config
 from treeeagle_edge.errors import InputError
 
 PLACE = Path("some-model")
@@ -307,7 +307,7 @@ def test_directories_that_hold_something_else(tmp_path: Path) -> None:
 def test_reading_a_config_needs_no_torch(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(BASE))
     program = (
-        "import sys, pathlib; from treeeagle_edge.checkpoint import read_config;"
+        "import sys, pathlib; from treeeagle_edge.checkpoint.opening import read_config;"
         "assert read_config(pathlib.Path(sys.argv[1])).hidden_size == 64;"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )

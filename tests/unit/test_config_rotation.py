@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from treeeagle_edge.config_reader import read_config
+from treeeagle_edge.config.reader import read_config
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.hub.repository import RemoteFile, Repository, files_of
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from treeeagle_edge.device_tree import DeviceTree, grow, num_rows
+from treeeagle_edge.device.tree import DeviceTree, grow, num_rows
 from treeeagle_edge.drafter import Drafter
 from treeeagle_edge.growth import FixedGrowth
 from treeeagle_edge.head import HeadOutput

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from treeeagle_edge import sampling
-from treeeagle_edge.device_noise import gumbel_noise
-from treeeagle_edge.device_tree import DeviceTree
-from treeeagle_edge.device_walk import DeviceSampler
+from treeeagle_edge.device.noise import gumbel_noise
+from treeeagle_edge.device.tree import DeviceTree
+from treeeagle_edge.device.walk import DeviceSampler
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.sampling import Sampler
 from treeeagle_edge.sampling_params import SamplingParams

@@ -35,13 +35,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "gguf_file",
             "tensor_shapes",
             "architectures",
-            "config_*",
-            "checkpoint*",
+            "config",
+            "config.*",
+            "checkpoint",
+            "checkpoint.*",
             "head_checkpoint",
             "head_files",
             "head_layouts",
         ),
-        *("chat_template", "tokenizer*", "generation_defaults", "int8_rows", "linear", "rope"),
+        *("chat_template", "tokenizer", "tokenizer.*", "generation_defaults", "int8_rows", "linear", "rope"),
     ),
     "model": (
         "target",
@@ -58,9 +60,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "protocols": ("model_protocols",),
     "drafter": (
         *("acceptance", "costs", "growth", "drafter", "controller", "shape_choice"),
-        *("device_noise", "device_tree", "device_walk", "device_round"),
+        *("device", "device.noise", "device.tree", "device.walk", "device.round"),
     ),
-    "engine": ("engine", "passes", "calibrate", "host_rounds", "device_rounds", "cuda_graphs"),
+    "engine": ("engine", "passes", "calibrate", "host_rounds", "device.rounds", "cuda_graphs"),
     "session": ("session", "answer", "stream", "history", "prompt"),
     "beside": (
         *(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from treeeagle_edge import linear as linears
-from treeeagle_edge.checkpoint_bnb import StoredInt8
+from treeeagle_edge.checkpoint.bnb import StoredInt8
 from treeeagle_edge.gpu_check.models import FREE, RandomCheckpoint, RandomModel
 from treeeagle_edge.gpu_check.passes import FixedPass, filled_store
 from treeeagle_edge.gpu_check.sizes import SIZES

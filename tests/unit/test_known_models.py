@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hf_configs import HF_CONFIGS
 
-from treeeagle_edge.config_reader import read_config
+from treeeagle_edge.config.reader import read_config
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.models import bundled_heads, is_repository

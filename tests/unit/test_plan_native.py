@@ -140,7 +140,7 @@ def test_planned_native_weights_are_those_that_are_held(bits, variant):
 @pytest.mark.parametrize(("bits", "held"), [(8, 143_025_408), (4, 96_576_768)])
 def test_planned_native_demo_model_and_head_are_those_that_are_held(demo_gguf, bits, held):
     """The Q4_1 file and the bundled head, weights, rotary tables and KV rows."""
-    from treeeagle_edge.checkpoint import open_checkpoint
+    from treeeagle_edge.checkpoint.opening import open_checkpoint
     from treeeagle_edge.head_checkpoint import open_head
     from treeeagle_edge.kernels.native.team import Team
     from treeeagle_edge.models import BUNDLED_HEADS

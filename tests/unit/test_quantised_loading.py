@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from treeeagle_edge.checkpoint import open_checkpoint
+from treeeagle_edge.checkpoint.opening import open_checkpoint
 from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.target import load_target
 

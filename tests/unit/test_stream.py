@@ -95,7 +95,7 @@ def test_the_demo_tokenizer_streams_whole(demo_tokenizer, text, sizes):
 
 @pytest.fixture(scope="module")
 def demo_tokenizer(demo_gguf: Path):
-    from treeeagle_edge.tokenizer import load_tokenizer
+    from treeeagle_edge.tokenizer.codec import load_tokenizer
 
     return load_tokenizer(demo_gguf)
 

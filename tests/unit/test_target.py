@@ -10,7 +10,7 @@ import torch
 from target_passes import in_pieces, tree_in_exact_passes
 from torch import Tensor
 
-from treeeagle_edge.checkpoint import Checkpoint, open_checkpoint
+from treeeagle_edge.checkpoint.opening import Checkpoint, open_checkpoint
 from treeeagle_edge.errors import CannotRunError, InputError
 from treeeagle_edge.generation_defaults import GenerationDefaults
 from treeeagle_edge.target import Target, compute_dtype, exact_rows, load_target

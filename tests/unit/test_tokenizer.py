@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.tokenizer import load_tokenizer
+from treeeagle_edge.tokenizer.codec import load_tokenizer
 
 TEXTS = [
     "",
@@ -293,7 +293,7 @@ def test_directories_without_a_usable_tokenizer(tmp_path: Path) -> None:
 def test_loading_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
     save(tmp_path, "byte-level", CHATML)
     program = (
-        "import sys, pathlib; from treeeagle_edge.tokenizer import load_tokenizer;"
+        "import sys, pathlib; from treeeagle_edge.tokenizer.codec import load_tokenizer;"
         "load_tokenizer(pathlib.Path(sys.argv[1])).render([{'role': 'user', 'content': 'a'}]);"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )

@@ -14,8 +14,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.tokenizer import load_tokenizer
-from treeeagle_edge.tokenizer_spm import merges_of
+from treeeagle_edge.tokenizer.codec import load_tokenizer
+from treeeagle_edge.tokenizer.spm import merges_of
 
 TEXTS = [
     "Hello, world! It's we'll THEY'RE",

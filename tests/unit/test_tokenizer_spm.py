@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.tokenizer import load_tokenizer
-from treeeagle_edge.tokenizer_spm import read_spm_model
+from treeeagle_edge.tokenizer.codec import load_tokenizer
+from treeeagle_edge.tokenizer.spm import read_spm_model
 
 
 def message(*fields: tuple[int, int | float | bytes]) -> bytes:

@@ -96,7 +96,7 @@ def kind_of(name: str, config: Mapping[str, Any]) -> str:
 
 def check_model(name: str, config: Mapping[str, Any]) -> ModelConfig:
     """Shapes of the model in the repository `name`. Raises InputError, by name, for what does not run here."""
-    from treeeagle_edge.config_reader import model_config_from_json
+    from treeeagle_edge.config.reader import model_config_from_json
 
     return model_config_from_json(config, Path(name))
 

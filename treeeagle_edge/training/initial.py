@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from treeeagle_edge.checkpoint import Checkpoint
+from treeeagle_edge.checkpoint.opening import Checkpoint
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.head_checkpoint import HeadCheckpoint, open_head
 from treeeagle_edge.head_config import HeadConfig

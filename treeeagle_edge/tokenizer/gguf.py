@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Backend
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.generation_defaults import gguf_generation_defaults
 from treeeagle_edge.gguf_file import open_gguf
-from treeeagle_edge.tokenizer import Tokenizer
-from treeeagle_edge.tokenizer_spm import Pieces, add_special, bpe_model, spm_backend
+from treeeagle_edge.tokenizer.codec import Tokenizer
+from treeeagle_edge.tokenizer.spm import Pieces, add_special, bpe_model, spm_backend
 
 _ANOTHER = "take another GGUF file of the model"
 _NAMED = {

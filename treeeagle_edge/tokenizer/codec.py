@@ -92,9 +92,9 @@ def load_tokenizer(checkpoint_path: Path) -> Tokenizer:
     Raises InputError where there is none, or where it is damaged or of a kind that is not read.
     """
     if checkpoint_path.is_dir():
-        from treeeagle_edge.tokenizer_hf import load_hf_tokenizer
+        from treeeagle_edge.tokenizer.hf import load_hf_tokenizer
 
         return load_hf_tokenizer(checkpoint_path)
-    from treeeagle_edge.tokenizer_gguf import load_gguf_tokenizer
+    from treeeagle_edge.tokenizer.gguf import load_gguf_tokenizer
 
     return load_gguf_tokenizer(checkpoint_path)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treeeagle_edge.device_noise import gumbel_noise
-from treeeagle_edge.device_tree import DeviceTree
+from treeeagle_edge.device.noise import gumbel_noise
+from treeeagle_edge.device.tree import DeviceTree
 from treeeagle_edge.sampling import bias_vector
 from treeeagle_edge.sampling_params import SamplingParams
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treeeagle_edge.device_tree import DeviceTree, grow, num_rows
-from treeeagle_edge.device_walk import DeviceSampler, DeviceWalk
+from treeeagle_edge.device.tree import DeviceTree, grow, num_rows
+from treeeagle_edge.device.walk import DeviceSampler, DeviceWalk
 from treeeagle_edge.head import HeadOutput
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from treeeagle_edge.config_reader import read_config
+from treeeagle_edge.config.reader import read_config
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.generation_defaults import GenerationDefaults
 from treeeagle_edge.model_config import ModelConfig
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from treeeagle_edge.checkpoint_bnb import StoredMatrix
+    from treeeagle_edge.checkpoint.bnb import StoredMatrix
 
 __all__ = ["Checkpoint", "GenerationDefaults", "HoldsStored", "open_checkpoint", "read_config"]
 
@@ -67,7 +67,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises InputError for what is missing, truncated or damaged, and by name for what does not run here.
     """
     if path.is_dir():
-        from treeeagle_edge.checkpoint_hf import HFCheckpoint
+        from treeeagle_edge.checkpoint.hf import HFCheckpoint
 
         return HFCheckpoint(path)
     if not path.exists():
@@ -76,6 +76,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise InputError(
             f"{path} holds tensors without a config", f"give the directory that holds it: {path.parent}"
         )
-    from treeeagle_edge.checkpoint_gguf import GGUFCheckpoint
+    from treeeagle_edge.checkpoint.gguf import GGUFCheckpoint
 
     return GGUFCheckpoint(path)

@@ -13,8 +13,8 @@ from treeeagle_edge.chat_template import find_template
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.generation_defaults import read_generation_defaults
 from treeeagle_edge.json_file import read_json
-from treeeagle_edge.tokenizer import Tokenizer
-from treeeagle_edge.tokenizer_spm import Pieces, add_special, read_spm_model, spm_backend
+from treeeagle_edge.tokenizer.codec import Tokenizer
+from treeeagle_edge.tokenizer.spm import Pieces, add_special, read_spm_model, spm_backend
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SLOW_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "tekken.json")

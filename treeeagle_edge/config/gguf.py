@@ -9,7 +9,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from treeeagle_edge.architectures import SUPPORTED_HINT, gguf_family_of
-from treeeagle_edge.config_rope import longest_position
+from treeeagle_edge.config.rope import longest_position
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.gguf_file import GGUFFile
 from treeeagle_edge.model_config import ModelConfig, RopeConfig

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from treeeagle_edge.checkpoint_bnb import BnbTensors, StoredMatrix
-from treeeagle_edge.config_reader import model_config_from_json, read_config_json
+from treeeagle_edge.checkpoint.bnb import BnbTensors, StoredMatrix
+from treeeagle_edge.config.reader import model_config_from_json, read_config_json
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.generation_defaults import read_generation_defaults
 from treeeagle_edge.json_file import read_json

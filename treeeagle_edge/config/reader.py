@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from treeeagle_edge.architectures import FAMILIES, SUPPORTED_HINT, family_of, refuse
-from treeeagle_edge.config_quantised import stored_width
-from treeeagle_edge.config_rope import longest_position, rope_from_config
-from treeeagle_edge.config_rotation import rotation_of
+from treeeagle_edge.config.quantised import stored_width
+from treeeagle_edge.config.rope import longest_position, rope_from_config
+from treeeagle_edge.config.rotation import rotation_of
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.json_file import read_json
 from treeeagle_edge.model_config import ModelConfig
@@ -29,7 +29,7 @@ def read_config(path: Path) -> ModelConfig:
     if path.is_dir():
         return model_config_from_json(read_config_json(path), path)
     # gguf is imported for its own files alone
-    from treeeagle_edge.config_gguf import gguf_model_config
+    from treeeagle_edge.config.gguf import gguf_model_config
     from treeeagle_edge.gguf_file import open_gguf
 
     return gguf_model_config(open_gguf(path))

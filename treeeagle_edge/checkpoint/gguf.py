@@ -11,7 +11,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Quant
 from gguf.quants import dequantize
 
-from treeeagle_edge.config_gguf import gguf_model_config
+from treeeagle_edge.config.gguf import gguf_model_config
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.generation_defaults import gguf_generation_defaults
 from treeeagle_edge.gguf_file import GGUFFile, open_gguf

@@ -1,6 +1,6 @@
 """Rounds that stay on the device: the host hands out slots, starts a round by one call, and reads one line of numbers.
 
-What a round does is `device_round.py`; here it is told, run, as a CUDA graph where that works, and booked.
+What a round does is `device/round.py`; here it is told, run, as a CUDA graph where that works, and booked.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from treeeagle_edge.cuda_graphs import Runs
-from treeeagle_edge.device_round import DeviceRound, Order, Result
-from treeeagle_edge.device_tree import DeviceTree
+from treeeagle_edge.device.round import DeviceRound, Order, Result
+from treeeagle_edge.device.tree import DeviceTree
 from treeeagle_edge.host_rounds import MOST_PENDING, cut, prefill_round
 from treeeagle_edge.kernels.dispatch import current_backend
 from treeeagle_edge.passes import Passes

@@ -1,0 +1,1 @@
+"""What config.json or the metadata of a GGUF file says of a model."""
