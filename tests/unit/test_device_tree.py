@@ -14,7 +14,7 @@ from treeeagle_edge.drafter import Drafter
 from treeeagle_edge.growth import FixedGrowth
 from treeeagle_edge.head import HeadOutput
 from treeeagle_edge.kernels.view import AttentionView
-from treeeagle_edge.pass_rows import TensorHead
+from treeeagle_edge.pass_rows import FeatureRows, PassRows, TensorHead
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.tree import DraftTree
 
@@ -45,7 +45,8 @@ class MadeUpHead(TensorHead):
         view: AttentionView,
         top: int,
     ) -> HeadOutput:
-        raise AssertionError("a tree is grown from scores that are there already")
+        """For a root alone, as the host's drafter calls it."""
+        return self.scored(0, int(tokens[-1]), 0)
 
     def step(
         self, hidden: Tensor, tokens: Tensor, positions: Tensor, slots: Tensor, view: AttentionView, top: int
@@ -75,7 +76,8 @@ class MadeUpHead(TensorHead):
 
 def on_host(head: MadeUpHead, shape: TreeShape, stops: frozenset[int]) -> DraftTree | None:
     drafter = Drafter(head, range(6, 518))  # type: ignore[arg-type]
-    return drafter.draft(1, head.scored(0, 1, 0), torch.arange(6), range(1, 6), FixedGrowth(shape, stops))
+    root = PassRows([1], [4], [5], torch.arange(6), range(1, 5), [5], [-1])
+    return drafter.draft(FeatureRows(torch.empty(1, 0), [0]), root, FixedGrowth(shape, stops))
 
 
 def on_device(head: MadeUpHead, shape: TreeShape, stops: frozenset[int]) -> DeviceTree:
