@@ -29,7 +29,7 @@ SHAPE = TreeShape(4, 3, 8, adaptive=True)
 def native_engine() -> Engine:
     target = load_native_target(RandomCheckpoint(WIDE), Team(1), bits=8, context=CONTEXT, max_rows=257)
     head = NativeHead(
-        random_head(WIDE), target, slots=SLOTS + MAX_EXPANSIONS, context=CONTEXT, max_rows=257, max_scored=8,
+        random_head(WIDE), target, bits=8, slots=SLOTS + MAX_EXPANSIONS, context=CONTEXT, max_rows=257, max_scored=8,
         max_expanded=MAX_EXPANSIONS,
     )  # fmt: skip
     costs = CostTable((1, 32), (0.010, 0.011), 0.0005, 0.0005)
