@@ -21,6 +21,7 @@ _ROWS = (1, 8, 32, 16, 4, 12, 24, 2, 48, 64)  # the first three always; the othe
 _ALWAYS = 3
 _LEVELS = 4  # a draft of so many levels tells what one costs
 _TIME, _MOST_TURNS = 0.7, 9  # seconds; turns beyond the first end with them
+_STEADY = 1.2  # the second-fastest time of a quiet machine is at most so many times the fastest
 
 
 def measure_costs(passes: Passes, pool: KVPool, context: int, bounds: TreeShape) -> CostTable:
@@ -35,10 +36,10 @@ def measure_costs(passes: Passes, pool: KVPool, context: int, bounds: TreeShape)
     device = passes.target.device
     sequence = LiveSequence(pool, prompt, with_head=True, reuse=False, capacity=context + 1, device=device)
     sizes = [count for count in _ROWS if count <= bounds.nodes + 1]
-    best: dict[str, float] = {}
+    taken: dict[str, list[float]] = {}
 
     def measure(name: str, seconds: float) -> None:
-        best[name] = min(best.get(name, math.inf), seconds)
+        taken.setdefault(name, []).append(seconds)
 
     try:
         passes.prefill(sequence, prompt, peaks_only=True)
@@ -54,10 +55,17 @@ def measure_costs(passes: Passes, pool: KVPool, context: int, bounds: TreeShape)
     finally:
         sequence.close()
         pool.clear_cache()
+    best = {name: min(seconds) for name, seconds in taken.items()}
     rows = sorted(count for count in sizes if f"verify {count}" in best)
     extend, deep = best["draft 1"], best.get(f"draft {_LEVELS}", math.inf)
     step = max((deep - extend) / (_LEVELS - 1), extend / 20)  # a level is never free, whatever the clock says
-    return CostTable(tuple(rows), tuple(best[f"verify {count}"] for count in rows), extend, step)
+    steady = all(_is_steady(taken[f"verify {count}"]) for count in sizes[:_ALWAYS])
+    return CostTable(tuple(rows), tuple(best[f"verify {count}"] for count in rows), extend, step, steady)
+
+
+def _is_steady(seconds: list[float]) -> bool:
+    fastest, *others = sorted(seconds)
+    return bool(others) and others[0] <= _STEADY * fastest
 
 
 def _verify_seconds(passes: Passes, sequence: LiveSequence, rows: int) -> float:

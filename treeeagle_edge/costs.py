@@ -28,6 +28,9 @@ class CostTable:
     verify: tuple[float, ...]  # a target pass of so many rows, logits included
     extend: float  # a head pass over true features
     step: float  # a head pass over a drafted level
+    steady: bool = (
+        True  # whether the clock said nearly the same every time, so that later starts may rely on it
+    )
 
 
 class Curve:
@@ -126,7 +129,11 @@ def load_table(path: Path) -> CostTable | None:
 
 
 def save_table(path: Path, table: CostTable) -> None:
-    """Save for the next start. A folder that cannot be written only means that the next start measures again."""
+    """Save for the next start. A folder that cannot be written only means that the next start measures again, and so
+    does a table that is not steady: what a busy machine takes is corrected in this run, and says nothing of others.
+    """
+    if not table.steady:
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}.tmp")

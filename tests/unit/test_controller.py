@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny_models import tiny_engine, tiny_head, tiny_target
 
+from treeeagle_edge import calibrate
 from treeeagle_edge.acceptance import Acceptance
 from treeeagle_edge.controller import Controller
 from treeeagle_edge.costs import CostModel, CostTable, Curve, load_table, save_table
@@ -200,6 +201,27 @@ def test_tables_are_cached_and_damage_is_ignored(tmp_path: Path) -> None:
         path.write_text(damage)
         assert load_table(path) is None
     save_table(Path("/proc/nowhere/table.json"), FLAT)  # cannot be written: no error
+
+
+def test_what_a_busy_machine_took_is_not_cached(tmp_path: Path) -> None:
+    save_table(tmp_path / "table.json", replace(FLAT, steady=False))
+    assert load_table(tmp_path / "table.json") is None
+
+
+@pytest.mark.parametrize(
+    ("times", "steady"), [((3.0, 1.0, 1.1), True), ((3.0, 1.0, 1.5), False), ((1.0,), False)]
+)
+def test_a_measurement_is_steady_where_its_fastest_times_agree(
+    monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], steady: bool
+) -> None:
+    clock = {rows: iter(times) for rows in range(1, 65)}
+    monkeypatch.setattr(calibrate, "_MOST_TURNS", len(times))
+    monkeypatch.setattr(calibrate, "_verify_seconds", lambda passes, sequence, rows: next(clock[rows]))
+    monkeypatch.setattr(calibrate, "_TIME", 60.0)
+    table = adaptive_engine().costs
+    assert table is not None
+    assert table.steady is steady
+    assert set(table.verify) == {min(times)}
 
 
 def adaptive_engine(costs: CostTable | None = None) -> Engine:
