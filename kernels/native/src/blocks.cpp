@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "fit.h"
+
 namespace te {
 
 float half_to_float(uint16_t h) {
@@ -100,12 +102,9 @@ void store_word(uint8_t* to, uint32_t word) { std::memcpy(to, &word, 4); }
 
 void quantise_block(const Weight& w, uint8_t* data, int64_t row, int64_t block, const float* x) {
   const Place at = place(w, data, row, block);
-  float low = x[0], high = x[0], far = x[0];
-  for (int i = 0; i < kBlock; ++i) {
-    low = std::min(low, x[i]);
-    high = std::max(high, x[i]);
+  float far = x[0];
+  for (int i = 0; i < kBlock; ++i)
     if (std::fabs(x[i]) > std::fabs(far)) far = x[i];
-  }
   if (w.format == Format::Q8) {
     *at.scale = float_to_half(std::fabs(far) / 127.0f);
     const float scale = half_to_float(*at.scale);  // quants that fit the scale as stored
@@ -117,8 +116,9 @@ void quantise_block(const Weight& w, uint8_t* data, int64_t row, int64_t block, 
     return;
   }
   const bool with_minimum = w.format == Format::Q4_1;
-  *at.scale = float_to_half(with_minimum ? (high - low) / 15.0f : far / -8.0f);
-  if (with_minimum) *at.minimum = float_to_half(low);
+  const Fit fit = with_minimum ? fit_block(x) : Fit{far / -8.0f, 0.0f};
+  *at.scale = float_to_half(fit.scale);
+  if (with_minimum) *at.minimum = float_to_half(fit.minimum);
   const float scale = half_to_float(*at.scale);
   const float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
   const float offset = with_minimum ? -half_to_float(*at.minimum) * inverse : 8.0f;

@@ -72,7 +72,7 @@ int64_t weight_bytes(const Weight& w);
 // Rows [row0, row0 + rows) of the packed matrix are written, so that Q, K, V or gate, up can share one matrix.
 void pack_gguf_rows(const Weight& w, uint8_t* data, const uint8_t* src, int64_t row0, int64_t rows);
 
-// Quantises fp32 rows into w.format (as GGUF does: absmax / 127; (max - min) / 15 with a minimum), then packs them.
+// Quantises fp32 rows into w.format (Q8_0: absmax / 127; Q4_0: far end / -8; Q4_1: see fit.h), then packs them.
 void pack_float_rows(const Weight& w, uint8_t* data, const float* src, int64_t row0, int64_t rows);
 
 // The exact float value of one packed row, [k].
