@@ -14,9 +14,11 @@ BLOCK = 32  # weights that share a scale
 _BLOCK_BYTES = {8: 32 + 2, 4: 16 + 4}  # quants; an fp16 scale, at 4 bits an fp16 minimum beside it
 
 _TILE = 16  # output channels packed side by side; a matrix is padded to whole tiles
+_FIRST_PLANE, _SECOND_PLANE = 384, 128  # bytes of a tile's block: the upper six bits and the lower two
 _LINE = 64  # bytes: tiles and scratch begin at cache lines
 _BLOCK_INFO = 16  # bytes beside each block of 32 int8 activations
 _PEAK = 16  # bytes: a logit and its token
+_ROWS_SCREENED = 12  # rows of a pass whose best tokens are looked for in the first plane, at most
 _ROWS_TOGETHER = 16  # query rows that a thread attends for at once
 _KEYS_TOGETHER = 64  # positions that it prepares at once
 _PART_TAIL = 16  # floats beside the sum that a chunk leaves of a query
@@ -42,8 +44,10 @@ def layers_bytes(model: ModelConfig, bits: int) -> int:
 
 
 def output_bytes(model: ModelConfig) -> int:
-    """Bytes of lm_head: 8 bits beside layers of any width."""
-    return matrix_bytes(model.vocab_size, model.hidden_size, 8)
+    """Bytes of lm_head: 8 bits in two planes beside layers of any width, with a bound for each channel."""
+    blocks = model.hidden_size // BLOCK
+    tile = _aligned(blocks * (_FIRST_PLANE + 2 * _TILE) + 4 * _TILE) + blocks * _SECOND_PLANE
+    return -(-model.vocab_size // _TILE) * tile
 
 
 def embedding_bytes(model: ModelConfig) -> int:
@@ -71,6 +75,9 @@ def workspace_bytes(
     total = _pass_bytes(model, widest, rows, threads)
     total += rows * model.hidden_size * 4  # hidden states of each scored row,
     total += rows * (8 + 4 + threads * _PEAK)  # the likeliest token, its logit, and what each thread found
+    total += (
+        -(-model.vocab_size // _TILE) * _ROWS_SCREENED * 4
+    )  # bounds of what a tile of logits holds for a row
     total += 2 * (slots + rows) * 8  # slots of the prefix and of the rows, target and head
     if head is None:
         return total

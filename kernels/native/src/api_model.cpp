@@ -52,7 +52,8 @@ int te_model_matrix(te_model* model, int64_t layer, int32_t name, int32_t format
     Model& m = model->model;
     const ModelConfig& c = m.config;
     if (name == TE_EMBEDDING || name == TE_LM_HEAD) {
-      fill_matrix(name == TE_EMBEDDING ? m.embedding : m.lm_head, format, source, data, bytes, c.vocabulary, c.layer.hidden);
+      fill_matrix(name == TE_EMBEDDING ? m.embedding : m.lm_head, format, source, data, bytes, c.vocabulary, c.layer.hidden,
+                  true);
       return;
     }
     need_between(layer, 0, c.layers - 1, "layer");

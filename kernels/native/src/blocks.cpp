@@ -51,11 +51,14 @@ Weight weight_shape(Format format, int64_t n, int64_t k) {
   w.blocks = k / kBlock;
   w.tiles = (n + kTile - 1) / kTile;
   const int64_t scale_bytes = 2 * kTile * (format == Format::Q4_1 ? 2 : 1);
-  w.tile_bytes = round_up(w.blocks * (quant_bytes(format) + scale_bytes), kAlign);
+  const int64_t bound_bytes = format == Format::Split ? kTile * 4 : 0;
+  w.tile_bytes = round_up(w.blocks * (quant_bytes(format) + scale_bytes) + bound_bytes, kAlign);
   return w;
 }
 
-int64_t weight_bytes(const Weight& w) { return w.tiles * w.tile_bytes; }
+int64_t weight_bytes(const Weight& w) {
+  return w.tiles * (w.tile_bytes + (w.format == Format::Split ? w.blocks * kLowBytes : 0));
+}
 
 namespace {
 
@@ -90,6 +93,17 @@ uint32_t load_nibble(const uint8_t* quants, int channel, int i) {
 
 void store_byte(uint8_t* quants, int channel, int i, int value) {
   quants[(i / 4) * 64 + channel * 4 + i % 4] = static_cast<uint8_t>(value + 128);
+}
+
+// The `g`-th of four k-groups of a half block, at one channel and input: `at` says where in their 64 bytes.
+uint32_t load_upper(const uint8_t* half, int g, int at) {
+  if (g < 3) return half[g * 64 + at] & 0xfcu;
+  return (half[at] & 3u) << 6 | (half[64 + at] & 3u) << 4 | (half[128 + at] & 3u) << 2;
+}
+
+uint32_t load_split(const uint8_t* upper, const uint8_t* low, int channel, int i) {
+  const int half = i / 16, g = i / 4 % 4, at = channel * 4 + i % 4;
+  return load_upper(upper + half * 192, g, at) | (low[half * 64 + at] >> 2 * g & 3u);
 }
 
 uint32_t load_word(const uint8_t* from) {
@@ -163,6 +177,62 @@ void pack_float_rows(const Weight& w, uint8_t* data, const float* src, int64_t r
       quantise_block(w, data, row0 + row, block, src + row * w.k + block * kBlock);
 }
 
+// With e the weights that the first plane lacks, scale * (lower two bits - what it has in their place), Cauchy and Schwarz say
+// that the products differ by |e| |x| at most. Beside this there is rounding, in either product and in adding the bound: less than
+// (blocks + 8) units of 2^-24 of the sum of |products of a block|, which is at most |w| |x|, again by Cauchy and Schwarz.
+// Twice as much is added, which also covers the terms of higher order and the rounding here.
+void split_tile(const Weight& from, Weight& to, uint8_t* data, int64_t tile, int64_t channels) {
+  uint8_t* const upper = data + tile * to.tile_bytes;
+  uint8_t* const low = data + (to.low(tile) - to.data);
+  double lacking[kTile] = {}, whole[kTile] = {};  // squares of |e| and |w|
+  for (int64_t b = 0; b < to.blocks; ++b) {
+    for (int at = 0; at < 128; ++at) {
+      const int half = at / 64, i = at % 64, channel = i / 4;
+      const uint8_t* q = from.data + b * 512 + half * 256 + i;
+      const uint32_t last = q[192];
+      uint8_t* six = upper + b * 384 + half * 192 + i;
+      uint32_t lows = 0;
+      int missing = 0, values = 0;
+      for (int g = 0; g < 4; ++g) {
+        const uint32_t stored = q[g * 64], instead = g == 0 ? last >> 6 : kPlaneFill;
+        if (g < 3) six[g * 64] = static_cast<uint8_t>((stored & 0xfcu) | (last >> (6 - 2 * g) & 3u));
+        lows |= (stored & 3u) << 2 * g;
+        const int difference = static_cast<int>(stored & 3u) - static_cast<int>(instead);
+        const int value = static_cast<int>(stored) - 128;
+        missing += difference * difference;
+        values += value * value;
+      }
+      low[b * kLowBytes + at] = static_cast<uint8_t>(lows);
+      const double scale = half_to_float(from.scales(0)[b * kTile + channel]);
+      lacking[channel] += scale * scale * missing;
+      whole[channel] += scale * scale * values;
+    }
+  }
+  std::memcpy(upper + to.blocks * 384, from.scales(0), static_cast<size_t>(to.blocks) * kTile * 2);
+  float bounds[kTile];
+  for (int channel = 0; channel < kTile; ++channel) {
+    const double e = std::sqrt(lacking[channel]), sums = 2.0 * std::sqrt(whole[channel]) + e;
+    const double rounding = 2.0 * static_cast<double>(to.blocks + 8) / 16777216.0;
+    bounds[channel] = channel < channels ? static_cast<float>((e + rounding * sums) * 1.000001) : HUGE_VALF;
+    const float norm = static_cast<float>(2.0 * sums);
+    if (channel < channels) to.largest_norm = norm <= to.largest_norm ? to.largest_norm : norm < HUGE_VALF ? norm : HUGE_VALF;
+  }
+  std::memcpy(upper + (reinterpret_cast<const uint8_t*>(to.bounds(tile)) - to.quants(tile)), bounds, sizeof(bounds));
+}
+
+// A little is added for products so small that they are rounded in absolute steps.
+float row_norm(const Activations& a, int64_t blocks, int64_t row) {
+  double total = 0.0;
+  for (int64_t b = 0; b < blocks; ++b) {
+    int32_t squares = 0;
+    const int8_t* q = a.block(b, row);
+    for (int i = 0; i < kBlock; ++i) squares += q[i] * q[i];
+    const double scale = a.block_info(b, row)->scale;
+    total += scale * scale * squares;
+  }
+  return static_cast<float>(std::sqrt(total) * 1.000001 + 1e-20);
+}
+
 void unpack_row(const Weight& w, int64_t row, float* out) {
   for (int64_t block = 0; block < w.blocks; ++block) {
     const Place at = place(w, const_cast<uint8_t*>(w.data), row, block);
@@ -170,7 +240,9 @@ void unpack_row(const Weight& w, int64_t row, float* out) {
     const float minimum = w.format == Format::Q4_1 ? half_to_float(*at.minimum) : 0.0f;
     for (int i = 0; i < kBlock; ++i) {
       float q;
-      if (w.format == Format::Q8)
+      if (w.format == Format::Split)
+        q = static_cast<float>(load_split(at.quants, w.low(row / kTile) + block * kLowBytes, at.channel, i)) - 128.0f;
+      else if (w.format == Format::Q8)
         q = static_cast<float>(at.quants[(i / 4) * 64 + at.channel * 4 + i % 4]) - 128.0f;
       else
         q = static_cast<float>(load_nibble(at.quants, at.channel, i)) - (w.format == Format::Q4_0 ? 8.0f : 0.0f);

@@ -9,6 +9,11 @@
 //     4 bit, 0: stored as 0..15, two k-groups a byte;                       w = scale * (stored - 8)
 //     4 bit, 1: the same with a minimum;                                    w = scale * stored + minimum
 //
+// The matrix that gives logits has its 8 bits in two planes (Format::Split). First, for all tiles, the upper six of every
+// weight: of four k-groups, three have them in the upper six bits of 64 bytes each, and the fourth has its own in the lower two of
+// these, the highest first. Behind all tiles, the lower two bits, those of four k-groups a byte, the first group lowest. What a
+// product over the first plane alone lacks is bounded for every channel when it is packed; the bound lies beside the scales.
+//
 // The constant offsets never reach the inner loop: offset * sum(x) of the block is where the integer accumulator starts.
 #pragma once
 
@@ -21,10 +26,14 @@ constexpr int kBlock = 32;         // weights that share a scale
 constexpr int kTile = 16;          // output channels side by side
 constexpr int64_t kAlign = 64;     // bytes
 
-enum class Format : int32_t { Q8 = 0, Q4_0 = 1, Q4_1 = 2 };
+enum class Format : int32_t { Q8 = 0, Q4_0 = 1, Q4_1 = 2, Split = 3 };
 
-// Bytes of quants for 16 channels x 32 inputs.
-constexpr int64_t quant_bytes(Format f) { return f == Format::Q8 ? 512 : 256; }
+// Bytes of quants for 16 channels x 32 inputs; of Split the first plane, with `kLowBytes` in the second.
+constexpr int64_t quant_bytes(Format f) { return f == Format::Q8 ? 512 : f == Format::Split ? 384 : 256; }
+constexpr int64_t kLowBytes = 128;
+// What stands for the lower two bits where they are not read. The first of four k-groups keeps what its byte has there, the
+// highest bits of the fourth, which are near the middle, too.
+constexpr uint32_t kPlaneFill = 2;
 
 constexpr int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
@@ -37,11 +46,16 @@ struct Weight {
   int64_t tiles = 0;       // ceil(n / 16); the channels past n have scale 0
   int64_t tile_bytes = 0;  // a multiple of 64
   const uint8_t* data = nullptr;
+  float largest_norm = 0.0f;  // Split only: no sum of a channel exceeds it times the norm of a row; may be infinite
 
   const uint8_t* quants(int64_t tile) const { return data + tile * tile_bytes; }
   const uint16_t* scales(int64_t tile) const {  // fp16 [blocks][16]
     return reinterpret_cast<const uint16_t*>(quants(tile) + blocks * quant_bytes(format));
   }
+  const uint8_t* low(int64_t tile) const { return data + tiles * tile_bytes + tile * blocks * kLowBytes; }  // Split only
+  // fp32 [16], Split only: times the norm of a row of activations, no less than what the product of the first plane and that
+  // of both differ by, as computed. Infinite past n, where no product is a logit.
+  const float* bounds(int64_t tile) const { return reinterpret_cast<const float*>(scales(tile) + blocks * kTile); }
   const uint16_t* minima(int64_t tile) const { return scales(tile) + blocks * kTile; }  // fp16 [blocks][16], Q4_1 only
 };
 
@@ -74,6 +88,13 @@ void pack_gguf_rows(const Weight& w, uint8_t* data, const uint8_t* src, int64_t 
 
 // Quantises fp32 rows into w.format (Q8_0: absmax / 127; Q4_0: far end / -8; Q4_1: see fit.h), then packs them.
 void pack_float_rows(const Weight& w, uint8_t* data, const float* src, int64_t row0, int64_t rows);
+
+// Copies a matrix of one tile and format Q8 to a tile of `to`, of format Split, and finds the bounds of its channels, of which
+// `channels` exist. The values stay the same.
+void split_tile(const Weight& from, Weight& to, uint8_t* data, int64_t tile, int64_t channels);
+
+// The norm of a row of `blocks` blocks, rounded up.
+float row_norm(const Activations& a, int64_t blocks, int64_t row);
 
 // The exact float value of one packed row, [k].
 void unpack_row(const Weight& w, int64_t row, float* out);

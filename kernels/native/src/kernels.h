@@ -55,11 +55,22 @@ struct Peak {
   int64_t index = 0;
 };
 
+// The tile that holds the best logit of a row, as far as the first plane tells: at least `lower`.
+struct Contender {
+  float lower = -__builtin_inff();
+  int64_t tile = 0;
+};
+
 struct Kernels {
   const char* name;
+  int64_t rows_together;  // rows whose sums of one tile fit the registers
   // out[r * ldo + 0..15] = rows [row0, row0 + rows) times tile; `next` (or null) is memory needed soon
   void (*matmul_tile)(const Weight& w, int64_t tile, const Activations& a, int64_t row0, int64_t rows, float* out,
                       int64_t ldo, const uint8_t* next);
+  // The same from the first plane of a matrix in two, for all rows of a, at most `rows_together`: uppers[r] is no less than any
+  // product of both planes, or -infinity where best[r] beats them all. `norms` are the rows'.
+  void (*screen_tile)(const Weight& w, int64_t tile, const Activations& a, const float* norms, Contender* best, float* uppers,
+                      const uint8_t* next);
   // blocks [block0, ...) of `row` from n floats, n a multiple of 32
   void (*quantise_row)(const float* x, int64_t n, const Activations& a, int64_t row, int64_t block0);
   // out = x / rms(x) * weight, n a multiple of 16

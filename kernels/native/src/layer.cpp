@@ -98,6 +98,13 @@ void Worker::project(std::initializer_list<Projection> list, const Activations& 
   }
 }
 
+void Worker::project_rows(const Weight& w, int64_t tile, const Activations& a, int64_t row, int64_t rows,
+                          Peak* peaks, const uint8_t* next) const {
+  const int64_t column = tile * kTile;
+  k.matmul_tile(w, tile, a, row, rows, tile_memory(), kTile, next);
+  k.note_peaks(tile_memory(), kTile, rows, column, std::min<int64_t>(kTile, w.n - column), peaks + row);
+}
+
 void Worker::project_add(const Weight& w, const Activations& a, int64_t rows, const float* bias, float scale, float* x,
                          const Ahead& next) const {
   float* y = tile_memory();

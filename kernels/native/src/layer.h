@@ -132,6 +132,9 @@ class Worker {
   // a tile gave, while it is in the nearest cache.
   void project(std::initializer_list<Projection> list, const Activations& a, int64_t rows, int64_t ldo,
                const Ahead& next) const;
+  // Notes the peaks of rows [row, row + rows) in one tile.
+  void project_rows(const Weight& w, int64_t tile, const Activations& a, int64_t row, int64_t rows, Peak* peaks,
+                    const uint8_t* next) const;
   // Units are tiles: x[r * w.n + n] += scale * (row r of a . w + bias)
   void project_add(const Weight& w, const Activations& a, int64_t rows, const float* bias, float scale, float* x,
                    const Ahead& next) const;

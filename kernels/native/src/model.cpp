@@ -7,7 +7,7 @@ namespace te {
 
 namespace {
 constexpr int64_t kLayerPhases = 1 + LayerPhases::kCount;          // the input norm, then the rest
-enum Ending : int64_t { kFinalNorm, kLogits, kBest, kEndings };  // after the layers
+enum Ending : int64_t { kFinalNorm, kScreen, kFloor, kLogits, kBest };  // after the layers
 }  // namespace
 
 struct Model::Call final : Job {
@@ -23,6 +23,8 @@ struct Model::Call final : Job {
   void normalise(const Worker& worker, int64_t i) const;
   Peak* peaks(int thread) const { return wanted.best ? model.peaks_[static_cast<size_t>(thread)].data() : nullptr; }
   void merge_peaks(int64_t i) const;
+  // Whether the first plane of the output matrix is looked at, to compute only logits that may be the best.
+  bool screened() const { return only_best && model.screen_.serves(model.output().weight, wanted.logit_count); }
 
   Model& model;
   const Pass& pass;
@@ -30,6 +32,7 @@ struct Model::Call final : Job {
   uint16_t* values;
   const int64_t stride;  // of a layer's keys
   const Wanted& wanted;
+  const bool only_best = wanted.best && !wanted.logits && wanted.logit_count > 0;
 };
 
 Model::Model(const ModelConfig& c, const Kernels& k, Team& t)
@@ -37,12 +40,14 @@ Model::Model(const ModelConfig& c, const Kernels& k, Team& t)
       kernels(k),
       team(t),
       layers(static_cast<size_t>(c.layers)),
-      space(c.layer, k, t.size(), c.max_rows, std::max({c.layer.hidden, c.layer.intermediate, c.layer.query_width()})) {
+      space(c.layer, k, t.size(), c.max_rows, std::max({c.layer.hidden, c.layer.intermediate, c.layer.query_width()})),
+      screen_((c.vocabulary + kTile - 1) / kTile, k, t.size()) {
   for (int thread = 0; thread < t.size(); ++thread) peaks_.emplace_back(c.max_rows);
 }
 
 void Model::forward(const Pass& pass, uint16_t* keys, uint16_t* values, int64_t slots, const Wanted& wanted) {
   space.make_room_for_parts(config.layer.attention, pass);
+  screen_.begin(wanted.logit_count);
   team.run(Call(*this, pass, keys, values, slots, wanted));
 }
 
@@ -51,7 +56,10 @@ int64_t Model::Call::units(int64_t phase) const {
   if (l < model.config.layers) return step == 0 ? pass.rows : layer(l).units(step - 1, model.team.size());
   switch (phase - model.config.layers * kLayerPhases) {
     case kFinalNorm: return pass.rows + wanted.logit_count;
-    case kLogits: return (wanted.logits || wanted.best) && wanted.logit_count > 0 ? model.output().weight.tiles : 0;
+    case kScreen: return screened() ? model.output().weight.tiles : 0;
+    case kFloor: return screened() ? wanted.logit_count : 0;
+    case kLogits:
+      return (wanted.logits || wanted.best) && wanted.logit_count > 0 ? model.output().weight.tiles : 0;
     case kBest: return wanted.best ? wanted.logit_count : 0;
     default: return -1;
   }
@@ -65,6 +73,8 @@ void Model::Call::work(int64_t phase, const Part& part) const {
     for (int64_t r = part.begin; r < part.end; ++r) enter(worker, r, l);
     return;
   }
+  const Weight& output = model.output().weight;
+  const Activations a = model.space.first(wanted.logit_count);
   switch (phase - layers * kLayerPhases) {
     case kFinalNorm:
       for (int64_t i = part.begin; i < part.end; ++i)
@@ -73,9 +83,11 @@ void Model::Call::work(int64_t phase, const Part& part) const {
         else
           normalise(worker, i - pass.rows);
       return;
+    case kScreen: return model.screen_.look(worker, output, a, part);
+    case kFloor: return model.screen_.find_floors(worker, output, a, part, peaks(part.thread));
     case kLogits:
-      return worker.project({{&model.output().weight, nullptr, wanted.logits, peaks(part.thread)}},
-                            model.space.first(wanted.logit_count), wanted.logit_count, model.config.vocabulary, {});
+      if (screened()) return model.screen_.compute(worker, output, a, part, peaks(part.thread));
+      return worker.project({{&output, nullptr, wanted.logits, peaks(part.thread)}}, a, wanted.logit_count, output.n, {});
     default:
       for (int64_t i = part.begin; i < part.end; ++i) merge_peaks(i);
   }
@@ -137,7 +149,9 @@ void Model::Call::normalise(const Worker& worker, int64_t i) const {
   if (wanted.hidden) std::memcpy(wanted.hidden + i * width, normed, static_cast<size_t>(width) * sizeof(float));
   if (model.config.logit_scale != 1.0f)
     for (int64_t d = 0; d < width; ++d) normed[d] *= model.config.logit_scale;
-  model.kernels.quantise_row(normed, width, model.space.first(wanted.logit_count), i, 0);
+  const Activations a = model.space.first(wanted.logit_count);
+  model.kernels.quantise_row(normed, width, a, i, 0);
+  if (only_best) model.screen_.enter(model.output().weight, a, i);
   if (wanted.best)
     for (int thread = 0; thread < model.team.size(); ++thread) peaks(thread)[i] = {};
 }

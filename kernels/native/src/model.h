@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "layer.h"
+#include "screen.h"
 
 namespace te {
 
@@ -53,6 +53,7 @@ class Model {
  private:
   struct Call;
 
+  Screen screen_;
   std::vector<Buffer<Peak>> peaks_;  // per thread: [max_rows] what its tiles held
 };
 

@@ -110,6 +110,14 @@ struct Avx2 {
     __builtin_memcpy(&x, block + 4 * group, 4);
     return _mm256_set1_epi32(x);
   }
+  template <int N>
+  static I shift_left(I x) { return _mm256_slli_epi32(x, N); }
+  template <int N>
+  static I shift_right(I x) { return _mm256_srli_epi32(x, N); }
+  static I select(int32_t mask, I a, I b) {  // bits of a where `mask` is set in every byte, of b elsewhere
+    const I bytes = _mm256_set1_epi8(static_cast<char>(mask));
+    return _mm256_or_si256(_mm256_and_si256(bytes, a), _mm256_andnot_si256(bytes, b));
+  }
   static I low_nibbles(I x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
   static I high_nibbles(I x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15)); }
 

@@ -106,6 +106,13 @@ struct Avx512Vnni {
     __builtin_memcpy(&x, block + 4 * group, 4);
     return _mm512_set1_epi32(x);
   }
+  template <int N>
+  static I shift_left(I x) { return _mm512_slli_epi32(x, N); }
+  template <int N>
+  static I shift_right(I x) { return _mm512_srli_epi32(x, N); }
+  static I select(int32_t mask, I a, I b) {  // bits of a where `mask` is set in every byte, of b elsewhere
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi8(static_cast<char>(mask)), a, b, 0xca);
+  }
   static I low_nibbles(I x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
   static I high_nibbles(I x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
 

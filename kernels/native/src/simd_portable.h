@@ -89,6 +89,14 @@ struct Portable {
     std::memcpy(&x, block + 4 * group, 4);
     return iset1(x);
   }
+  template <int N>
+  static I shift_left(I x) { return x << N; }
+  template <int N>
+  static I shift_right(I x) { return x >> N; }  // what comes into the highest bits is for the caller to drop
+  static I select(int32_t mask, I a, I b) {  // bits of a where `mask` is set in every byte, of b elsewhere
+    const I bytes = iset1(static_cast<int32_t>(static_cast<uint32_t>(mask) * 0x01010101u));
+    return (a & bytes) | (b & ~bytes);
+  }
   static I low_nibbles(I x) { return x & 0x0f0f0f0f; }
   static I high_nibbles(I x) { return (x >> 4) & 0x0f0f0f0f; }
 
