@@ -123,8 +123,7 @@ class NativeTarget:
             torch.empty(0, self.config.vocab_size) if out.logits is None else torch.from_numpy(out.logits)
         )
         features = torch.empty(rows, 0) if out.features is None else torch.from_numpy(out.features)
-        peaks = (torch.from_numpy(out.peaks), torch.from_numpy(out.best))
-        return request, TargetOutput(logits, features, peaks)
+        return request, TargetOutput(logits, features, (out.peaks, out.best))
 
 
 def native_pass(ids: Tensor, positions: Tensor, slots: Tensor, view: AttentionView | BatchView) -> Pass:

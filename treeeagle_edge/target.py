@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import starmap
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,8 +38,9 @@ class TargetOutput:
     features: (
         Tensor  # [M, len(taps) * H] the residual stream at the taps, before the final norm, compute dtype
     )
-    # [R] the largest logit of each scored row, NaN where one is not finite, and [R] its id: where the pass found them
-    peaks: tuple[Tensor, Tensor] | None = None
+    # [R] the largest logit of each scored row, NaN where one is not finite, and [R] its id: where the pass found them.
+    # Of NumPy, whose lists are made several times as fast while the caches are cold
+    peaks: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def test_transcript_of_a_cpu_with_native_kernels(machine, capsys, tmp_path):
               workspace                0.03 GB   chunks of 256 rows
               reserve                  0.80 GB   the program and the desktop
               total                   1.0 of 28.0 GB, fits; the longest context that fits is 8,192, all the model has
-        speed ceiling 414 tok/s plain at 40 GB/s (assumed, not measured); expect 231-361 plain, 153-398 with the tree
+        speed ceiling 413 tok/s plain at 40 GB/s (assumed, not measured); expect 231-360 plain, 153-397 with the tree
         verdict  fits. next: treeeagle chat --profile FILE (fetches 0.19 GB first)
         """
     ).replace("FILE", str(profile))

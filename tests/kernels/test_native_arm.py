@@ -115,7 +115,7 @@ def test_the_rest_differs_from_portable_by_rounding(neondot: Records, portable: 
     assert neondot.keys() == portable.keys()
     for name, expected in portable.items():
         # an activation at a rounding border may fall to either side, an attention weight to either bf16
-        most = {"product": 1e-6, "attention": 1e-3, "forward": 4e-3, "peaks": 4e-3}[name.partition("/")[0]]
+        most = {"product": 1e-6, "attention": 1e-3, "forward": 1e-2, "peaks": 4e-3}[name.partition("/")[0]]
         assert np.linalg.norm(neondot[name] - expected) <= most * np.linalg.norm(expected), name
         assert np.abs(expected).max() > 0.1, name
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from treeeagle_edge.errors import CannotRunError, InputError, UsageError
-from treeeagle_edge.sampling import Sampler, gumbel_noise
+from treeeagle_edge.sampling import Sampler, draw, gumbel, random_words
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.tree import DraftTree
 
@@ -117,11 +117,23 @@ def test_a_seed_gives_the_same_tokens_with_any_tree_and_without(
 
 
 def test_noise_is_gumbel_and_does_not_depend_on_the_vocabulary() -> None:
-    noise = gumbel_noise(3, 5, 20_000)
+    noise = gumbel(random_words(3, 5, 20_000))
     assert stats.kstest(noise, "gumbel_r").pvalue > 1e-3
-    assert np.array_equal(noise[:100], gumbel_noise(3, 5, 100))
-    assert not np.array_equal(noise[:100], gumbel_noise(3, 6, 100))
-    assert not np.array_equal(noise[:100], gumbel_noise(4, 5, 100))
+    assert np.array_equal(noise[:100], gumbel(random_words(3, 5, 100)))
+    assert not np.array_equal(noise[:100], gumbel(random_words(3, 6, 100)))
+    assert not np.array_equal(noise[:100], gumbel(random_words(4, 5, 100)))
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 40.0])
+@pytest.mark.parametrize("left", [1, 7, 5000])
+def test_a_draw_is_the_largest_of_scores_and_noise(spread: float, left: int) -> None:
+    """Though the noise of most tokens is never worked out, and whatever was excluded."""
+    generator = np.random.default_rng(left)
+    for position in range(50):
+        scores = (spread * generator.standard_normal(5000)).astype(np.float32)
+        scores[generator.permutation(5000)[left:]] = -np.inf
+        noisy = scores.astype(np.float64) + gumbel(random_words(9, position, 5000))
+        assert draw(scores, 9, position) == noisy.argmax()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

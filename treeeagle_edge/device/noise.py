@@ -1,4 +1,4 @@
-"""The noise of `sampling.gumbel_noise` made on the device: from the same random bits, without waiting for the host."""
+"""The noise of `sampling.gumbel` made on the device: from the same random bits, without waiting for the host."""
 
 from __future__ import annotations
 
