@@ -66,6 +66,10 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
     fetch = settings.head is not None or settings.model is None
     head_path = head_path_of(plan, fetch=fetch, say=say)
     target, head = load_models(plan, checkpoint, threads, head_path)
+    if plan.backend.native:
+        # PyTorch's threads wait for their next operation with open eyes, on the cores that the passes need: answers
+        # that are sampled took 1.4 times as long. What is left to PyTorch is small
+        torch.set_num_threads(1)
     # before what passes cost is measured
     slower = choose_kernels(
         torch.device(plan.device),

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from treeeagle_edge.bench.prompts import BenchPrompt, builtin_prompts, read_prompts
 from treeeagle_edge.bench.run import environment_of
 from treeeagle_edge.errors import InputError, TreeEagleError
@@ -71,9 +69,7 @@ def load(chosen: argparse.Namespace, bits: int, *, context: int, **settings: Any
     wanted = RunSettings(
         model=chosen.model, bits=bits, threads=chosen.threads, device="cpu", context=context, **settings
     )
-    runtime = load_runtime(wanted)
-    torch.set_num_threads(chosen.threads)
-    return runtime
+    return load_runtime(wanted)
 
 
 def load_each(

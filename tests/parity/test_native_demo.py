@@ -90,6 +90,11 @@ def test_a_prompt_gives_the_same_bits_in_pieces_of_any_size(
         assert torch.equal(in_pieces(runtime.engine.target, ids, piece, order)[0], whole)
 
 
+def test_pytorch_has_one_thread_beside_ours(runtime: Runtime) -> None:
+    """More of them would wait for work on the cores that a pass needs, whenever an answer is sampled."""
+    assert torch.get_num_threads() == 1
+
+
 @pytest.mark.slow
 def test_an_8k_prompt_with_a_head_of_2048_positions(demo_gguf: Path) -> None:
     """Expectations row 18: the bundled head's config says 2,048 positions; it drafts after 8,000 tokens too."""
