@@ -18,10 +18,10 @@ from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.host_rounds import AnswerRounds, HostRounds
 from treeeagle_edge.kernels.dispatch import TRITON, serving
 from treeeagle_edge.kv_pool import KVPool, PoolUsage
-from treeeagle_edge.model_protocols import DraftHead, TargetModel
+from treeeagle_edge.model_protocols import ChoosingTarget, DraftHead, TargetModel
 from treeeagle_edge.passes import MAX_EXPANSIONS, Passes
 from treeeagle_edge.rounds import Round, TreeShape
-from treeeagle_edge.sampling import Sampler
+from treeeagle_edge.sampling import Sampler, choose_token
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.sequence import LiveSequence
 from treeeagle_edge.target import exact_rows
@@ -198,7 +198,9 @@ class Engine:
             sequence = self._open(prompt_ids, with_head=with_head, reuse=reuse, table=device.round.table)
             device.is_lent = True
             return DeviceAnswer(device, sequence, prompt_ids, params, shape)
-        sampler = Sampler(params, prompt_ids, self.target.config.vocab_size, self.target.device)
+        target = self.target
+        choose = target.choose_token if isinstance(target, ChoosingTarget) else choose_token
+        sampler = Sampler(params, prompt_ids, target.config.vocab_size, target.device, choose)
         sequence = self._open(prompt_ids, with_head=with_head, reuse=reuse)
         return HostRounds(self._passes, sequence, prompt_ids, sampler, shape, self._controller)
 

@@ -15,6 +15,7 @@ from treeeagle_edge.kernels.view import AttentionView, BatchView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.pass_rows import FeatureRows, PassRows
+from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.target import TargetOutput
 from treeeagle_edge.tree import DraftTree
 
@@ -72,6 +73,15 @@ class TargetModel(Protocol):
         peaks_only: bool = False,
     ) -> TargetOutput:
         """See `pass_rows.TensorTarget.forward_rows`."""
+        ...
+
+
+@runtime_checkable
+class ChoosingTarget(Protocol):
+    """A target that has a way of its own to draw tokens from its logits."""
+
+    def choose_token(self, scores: Tensor, params: SamplingParams, position: int) -> int:
+        """See `sampling.choose_token`."""
         ...
 
 

@@ -13,13 +13,14 @@ from treeeagle_edge.checkpoint.opening import Checkpoint
 from treeeagle_edge.kernels.native.library import NativeError
 from treeeagle_edge.kernels.native.model import Model, Request
 from treeeagle_edge.kernels.native.reading import Store, View
-from treeeagle_edge.kernels.native.structs import ModelConfig, Pass
+from treeeagle_edge.kernels.native.structs import ModelConfig, Pass, Sampling
 from treeeagle_edge.kernels.native.team import Team
 from treeeagle_edge.kernels.tree_view import TreeView
 from treeeagle_edge.kernels.view import AttentionView, BatchView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.pass_rows import PassRows
 from treeeagle_edge.rope import RotaryTable
+from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.target import TargetOutput
 from treeeagle_edge.target_weights import Progress, TensorReader
 
@@ -57,6 +58,7 @@ class NativeTarget:
         self._requests: dict[tuple[object, ...], tuple[Request, TargetOutput]] = {}
         self._pass = Pass()  # of `forward_rows`
         self._store: tuple[KVStore, Store] | None = None  # the last one that was passed
+        self._sampling: tuple[SamplingParams, Sampling] | None = None  # the last ones
 
     @property
     def layer_devices(self) -> tuple[torch.device, ...]:
@@ -97,6 +99,13 @@ class NativeTarget:
     ) -> TargetOutput:
         """See `pass_rows.TensorTarget.forward_rows`. What it gives is overwritten by the next pass."""
         return self._run(native_rows(rows, self._pass), store, taps, scored, peaks_only)
+
+    def choose_token(self, scores: Tensor, params: SamplingParams, position: int) -> int:
+        """See `sampling.choose_token`."""
+        if self._sampling is None or self._sampling[0] is not params:
+            how = Sampling(params.temperature, params.top_k, params.top_p, params.min_p, params.seed)
+            self._sampling = (params, how)
+        return self.model.team.draw(scores.numpy(), self._sampling[1], position)
 
     def _run(
         self, job: Pass, store: KVStore, taps: tuple[int, ...], scored: slice, peaks_only: bool = False

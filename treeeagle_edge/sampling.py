@@ -10,7 +10,7 @@ there is a tree.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,18 +27,20 @@ from treeeagle_edge.tree import DraftTree
 _NUCLEUS_GUESS = 512
 
 
-def random_words(seed: int, position: int, count: int) -> np.ndarray:
-    """[count] uint64 that belong to `position` under `seed`.
+def random_numbers(seed: int, position: int, count: int) -> np.ndarray:
+    """[count] uint32 that belong to `position` under `seed`.
 
-    Philox 4x64 (Salmon et al., SC 2011) keyed by the seed, with the position in the counter's highest word:
-    streams of different positions never overlap, and entry i never depends on the vocabulary's size.
+    The lower, then the upper halves of the words of Philox 4x64 (Salmon et al., SC 2011), keyed by the seed, with the
+    position in the counter's highest word: streams of different positions never overlap, and entry i never depends on
+    the vocabulary's size.
     """
-    return np.random.Philox(key=seed, counter=[0, 0, 0, position]).random_raw(count)
+    words = np.random.Philox(key=seed, counter=[0, 0, 0, position]).random_raw(-(-count // 2))
+    return words.astype("<u8", copy=False).view("<u4")[:count]
 
 
-def gumbel(words: np.ndarray) -> np.ndarray:
-    """Float64 Gumbel noise of random words; the greater the word, the greater the noise."""
-    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # inside (0, 1), never 0 or 1
+def gumbel(numbers: np.ndarray) -> np.ndarray:
+    """Float64 Gumbel noise of random uint32; the greater the number, the greater the noise."""
+    uniform = (numbers.astype(np.float64) + 0.5) * 2.0**-32  # inside (0, 1), never 0 or 1
     return -np.log(-np.log(uniform))
 
 
@@ -49,12 +51,46 @@ def draw(scores: np.ndarray, seed: int, position: int) -> int:
     lift above the likeliest token with its own cannot win. This changes no result, and of fifty thousand logarithms
     leaves some dozens.
     """
-    words = random_words(seed, position, len(scores))
+    numbers = random_numbers(seed, position, len(scores))
     likeliest = scores.argmax()
-    floor = float(scores[likeliest]) + float(gumbel(words[likeliest]))
-    least = np.nextafter(np.float32(floor - float(gumbel(words.max()))), np.float32("-inf"))
+    floor = float(scores[likeliest]) + float(gumbel(numbers[likeliest]))
+    least = np.nextafter(np.float32(floor - float(gumbel(numbers.max()))), np.float32("-inf"))
     contenders = np.flatnonzero(scores >= least)
-    return int(contenders[np.argmax(scores[contenders].astype(np.float64) + gumbel(words[contenders]))])
+    return int(contenders[np.argmax(scores[contenders].astype(np.float64) + gumbel(numbers[contenders]))])
+
+
+def choose_token(scores: Tensor, params: SamplingParams, position: int) -> int:
+    """The token that belongs to `position`, of `scores` [V] float32 after penalties; the temperature is above 0."""
+    scores = _kept(scores / params.temperature, params)
+    return draw(scores.cpu().numpy(), params.seed, position)
+
+
+def _kept(scores: Tensor, params: SamplingParams) -> Tensor:
+    """[V] with -inf for what top-k, top-p or min-p exclude. Equal scores are kept, or excluded, together."""
+    if 0 < params.top_k < scores.shape[0]:
+        scores = scores.masked_fill(scores < scores.topk(params.top_k).values[-1], float("-inf"))
+    if params.top_p < 1.0:
+        scores = scores.masked_fill(scores < _least_of_nucleus(scores, params.top_p), float("-inf"))
+    if params.min_p > 0.0:
+        scores = scores.masked_fill(scores < scores.max() + float(np.log(params.min_p)), float("-inf"))
+    return scores
+
+
+def _least_of_nucleus(scores: Tensor, top_p: float) -> Tensor:
+    """The least score of the smallest set of likeliest tokens whose probability reaches `top_p` (Holtzman et al.,
+    arXiv 1904.09751).
+    """
+    log_total = scores.logsumexp(0)
+    guess = min(_NUCLEUS_GUESS, scores.shape[0])
+    for count in (guess, scores.shape[0]):
+        values = scores.topk(count).values
+        mass = (values - log_total).exp().cumsum(0)
+        if count == scores.shape[0] or float(mass[-1]) >= top_p:
+            break
+    return values[min(int((mass < top_p).sum()), count - 1)]
+
+
+Choose = Callable[[Tensor, SamplingParams, int], int]
 
 
 @dataclass(frozen=True)
@@ -69,23 +105,26 @@ class Sampler:
     """Chooses tokens for one answer. Tokens that were chosen are observed, so that penalties see them."""
 
     def __init__(
-        self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int, device: torch.device
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        vocab_size: int,
+        device: torch.device,
+        choose: Choose = choose_token,
     ) -> None:
-        """Raises UsageError through `params`, InputError for a biased or banned id outside the vocabulary."""
+        """`choose`: the target's own way to do what `choose_token` does.
+
+        Raises UsageError through `params`, InputError for a biased or banned id outside the vocabulary.
+        """
         self.params = params
-        self._device = device
+        self._choose = choose
         self._bias = bias_vector(params, vocab_size, device)
-        self._seen: Tensor | None = None  # [V] bool, prompt and answer
-        self._counts: Tensor | None = None  # [V] float32, answer only
-        if params.uses_history:
-            self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-            self._seen[torch.tensor(list(prompt_ids), dtype=torch.int64, device=device)] = True
-            self._counts = torch.zeros(vocab_size, device=device)
+        self._history = _History(params, prompt_ids, device) if params.uses_history else None
 
     @property
     def needs_peaks_only(self) -> bool:
         """Whether the largest logit of a row decides alone, so that walks look at no other."""
-        return self.params.greedy and self._bias is None and self._seen is None
+        return self.params.greedy and self._bias is None and self._history is None
 
     def walk(
         self,
@@ -119,51 +158,53 @@ class Sampler:
                 return Walk(tuple(rows), token)
             rows.append(child)
 
-    def processed(self, logits: Tensor) -> Tensor:
-        """[V] float32 logits after bias, bans, penalties, temperature, top-k, top-p and min-p; -inf is
-        excluded.
-
-        Temperature 0 leaves the scale alone: the caller takes the maximum.
-        """
-        params = self.params
-        scores = logits if self._bias is None else logits + self._bias
-        if self._seen is not None and self._counts is not None:
-            scores = self._penalise(scores, self._seen, self._counts)
-        if params.greedy:
-            return scores
-        scores = scores / params.temperature
-        if 0 < params.top_k < scores.shape[0]:
-            scores = scores.masked_fill(scores < scores.topk(params.top_k).values[-1], float("-inf"))
-        if params.top_p < 1.0:
-            scores = _keep_nucleus(scores, params.top_p)
-        if params.min_p > 0.0:
-            scores = scores.masked_fill(scores < scores.max() + float(np.log(params.min_p)), float("-inf"))
-        return scores
-
     def _sample(self, logits: Tensor, position: int) -> int:
-        scores = self.processed(logits)
-        if self.params.greedy:
-            return int(scores.argmax())
-        return draw(scores.cpu().numpy(), self.params.seed, position)
+        scores = self._scores(logits)
+        return int(scores.argmax()) if self.params.greedy else self._choose(scores, self.params, position)
 
-    def _penalise(self, scores: Tensor, seen: Tensor, counts: Tensor) -> Tensor:
-        """Repetition (Keskar et al., arXiv 1909.05858) divides positive and multiplies negative logits of
-        seen tokens.
-        """
-        params = self.params
-        if params.repetition_penalty != 1.0:
-            factor = params.repetition_penalty
-            scores = torch.where(seen, torch.where(scores > 0, scores / factor, scores * factor), scores)
-        if params.frequency_penalty != 0.0:
-            scores = scores - params.frequency_penalty * counts
-        if params.presence_penalty != 0.0:
-            scores = scores - params.presence_penalty * (counts > 0)
-        return scores
+    def _scores(self, logits: Tensor) -> Tensor:
+        """[V] float32: logits after bias, bans and penalties."""
+        scores = logits if self._bias is None else logits + self._bias
+        return scores if self._history is None else self._history.penalised(scores)
 
     def _observe(self, token: int) -> None:
-        if self._seen is not None and self._counts is not None:
-            self._seen[token] = True
-            self._counts[token] += 1
+        if self._history is not None:
+            self._history.add(token)
+
+
+class _History:
+    """The tokens seen so far, each once: only their logits are penalised."""
+
+    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int], device: torch.device) -> None:
+        self._params = params
+        self._places = {token: place for place, token in enumerate(dict.fromkeys(prompt_ids))}
+        self._ids = torch.tensor(list(self._places), dtype=torch.int64, device=device)
+        counts = params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+        self._counts = torch.zeros(len(self._places), device=device) if counts else None  # in the answer
+
+    def add(self, token: int) -> None:
+        """The answer has `token` once more."""
+        place = self._places.setdefault(token, len(self._places))
+        if place == len(self._ids):
+            self._ids = torch.cat((self._ids, self._ids.new_tensor([token])))
+            if self._counts is not None:
+                self._counts = torch.cat((self._counts, self._counts.new_zeros(1)))
+        if self._counts is not None:
+            self._counts[place] += 1
+
+    def penalised(self, scores: Tensor) -> Tensor:
+        """[V] after the penalties. Repetition (Keskar et al., arXiv 1909.05858) divides positive and multiplies
+        negative logits of tokens in prompt and answer.
+        """
+        params, seen = self._params, scores[self._ids]
+        if params.repetition_penalty != 1.0:
+            factor = params.repetition_penalty
+            seen = torch.where(seen > 0, seen / factor, seen * factor)
+        if self._counts is not None:
+            seen = (
+                seen - params.frequency_penalty * self._counts - params.presence_penalty * (self._counts > 0)
+            )
+        return scores.index_copy(0, self._ids, seen)
 
 
 def _largest(logits: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -200,20 +241,3 @@ def bias_vector(params: SamplingParams, vocab_size: int, device: torch.device) -
         bias[token] = value
     bias[list(params.banned_ids)] = float("-inf")
     return bias
-
-
-def _keep_nucleus(scores: Tensor, top_p: float) -> Tensor:
-    """Keep the smallest set of most likely tokens whose probability reaches `top_p` (Holtzman et al., arXiv
-    1904.09751).
-    """
-    log_total = scores.logsumexp(0)
-    guess = min(_NUCLEUS_GUESS, scores.shape[0])
-    for count in (guess, scores.shape[0]):
-        values, ids = scores.topk(count)
-        mass = (values - log_total).exp().cumsum(0)
-        if count == scores.shape[0] or float(mass[-1]) >= top_p:
-            break
-    keep = ids[: int((mass < top_p).sum()) + 1]
-    kept = torch.full_like(scores, float("-inf"))
-    kept[keep] = scores[keep]
-    return kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,13 @@ from treeeagle_edge.kernels.native.structs import (
     HeadWanted,
     ModelConfig,
     Pass,
+    Sampling,
     Tree,
     TreeInput,
     Wanted,
 )
 
-VERSION = 4
+VERSION = 5
 
 
 class NativeError(CannotRunError):
@@ -60,6 +61,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, POINTER(TreeInput), POINTER(KV), POINTER(Growth), POINTER(Tree)],
     ),
     "te_head_destroy": (None, [c_void_p]),
+    "te_draw": (
+        c_int32,
+        [c_void_p, c_void_p, c_int64, POINTER(Sampling), c_uint64, POINTER(c_int64)],
+    ),
     "te_matmul": (
         c_int32,
         [c_void_p, c_int32, c_int32, c_void_p, *[c_int64] * 3, c_void_p, c_int64, c_void_p],

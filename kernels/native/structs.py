@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
 FORMATS = {"q8": 0, "q4_0": 1, "q4_1": 2}
@@ -129,4 +129,15 @@ class Tree(Structure):
     _fields_ = [
         *_fields(c_void_p, "tokens parents depths log_probs"),
         *_fields(c_int64, "capacity rows levels"),
+    ]
+
+
+class Sampling(Structure):
+    """`te_sampling`: how a token is drawn from a row of scores."""
+
+    _fields_ = [
+        ("temperature", c_double),
+        ("top_k", c_int64),
+        *_fields(c_double, "top_p min_p"),
+        ("seed", c_uint64),
     ]

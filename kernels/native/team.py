@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ctypes import byref, c_void_p
+from ctypes import byref, c_int64, c_void_p
 from typing import Any
 
 import numpy as np
 
 from treeeagle_edge.kernels.native.library import address, check, library, source_of
 from treeeagle_edge.kernels.native.reading import Store, View
-from treeeagle_edge.kernels.native.structs import FORMATS
+from treeeagle_edge.kernels.native.structs import FORMATS, Sampling
 
 MOST_THREADS = 256  # of a team
 
@@ -27,6 +27,13 @@ class Team:
     def __del__(self) -> None:
         if self.handle:
             self._destroy(self.handle)
+
+    def draw(self, scores: np.ndarray[Any, Any], how: Sampling, position: int) -> int:
+        """The token of scores [V] float32 that the noise of `position` chooses; see `sampling.choose`."""
+        token = c_int64()
+        at = address(scores, np.float32)
+        check(library().te_draw(self.handle, at, scores.size, byref(how), position, byref(token)))
+        return token.value
 
     def matmul(
         self, fmt: str, data: np.ndarray[Any, Any], n: int, x: np.ndarray[Any, Any]

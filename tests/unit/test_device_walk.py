@@ -40,7 +40,7 @@ def test_noise_has_the_bits_of_the_host(seed: int, vocab: int) -> None:
     ours = gumbel_noise(torch.tensor([seed]), torch.tensor(positions), vocab).numpy()
     for line, position in zip(ours, positions, strict=True):
         np.testing.assert_allclose(
-            line, sampling.gumbel(sampling.random_words(seed, position, vocab)), rtol=1e-13, atol=1e-15
+            line, sampling.gumbel(sampling.random_numbers(seed, position, vocab)), rtol=1e-13, atol=1e-15
         )
 
 

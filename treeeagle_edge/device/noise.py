@@ -8,7 +8,7 @@ from torch import Tensor
 from treeeagle_edge.kernels.dispatch import random_words
 from treeeagle_edge.kernels.reference_noise import WORDS
 
-_MANTISSA = 53  # bits of a float64
+_NUMBERS = 2 * WORDS  # of 32 bits, in a block
 
 
 def gumbel_noise(seed: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
@@ -16,6 +16,6 @@ def gumbel_noise(seed: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
 
     seed: [1] int64, not negative; positions: [L] int64. Both are read on the device.
     """
-    words = random_words(seed, positions, -(-vocab_size // WORDS))[:, :vocab_size]
-    uniform = (((words >> (64 - _MANTISSA)) & ((1 << _MANTISSA) - 1)).double() + 0.5) * 2.0**-_MANTISSA
-    return -torch.log(-torch.log(uniform))
+    words = random_words(seed, positions, -(-vocab_size // _NUMBERS))
+    numbers = words.view(torch.int32)[:, :vocab_size].long() & 0xFFFFFFFF
+    return -torch.log(-torch.log((numbers.double() + 0.5) * 2.0**-32))

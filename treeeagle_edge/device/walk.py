@@ -162,9 +162,8 @@ class DeviceSampler:
         values, ids = scores.sort(descending=True, stable=True)
         values = values.masked_fill(values < values[self._top_k - 1], float("-inf"))
         mass = (values - values.logsumexp(0)).exp().cumsum(0)
-        kept = (mass < self._numbers[4]).sum() + 1
-        beyond = torch.arange(self._vocab, device=self._device) >= kept
-        return values.masked_fill(beyond, float("-inf")), ids
+        last = (mass < self._numbers[4]).sum().clamp(max=self._vocab - 1)
+        return values.masked_fill(values < values[last], float("-inf")), ids
 
     def _observe(self, token: Tensor, alive: Tensor) -> None:
         if self.kind.remembers:

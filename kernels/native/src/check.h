@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 
+#include "draw.h"
 #include "drafter.h"
 #include "te.h"
 
@@ -14,6 +15,7 @@ struct te_team {
   te_team(int threads, int64_t spin_us, const te::Kernels& k) : team(threads, spin_us), kernels(k) {}
   te::Team team;
   const te::Kernels& kernels;
+  te::Draw draw;
   std::mutex busy;  // one call at a time
 };
 

@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define TE_VERSION 4
+#define TE_VERSION 5
 
 enum { TE_Q8 = 0, TE_Q4_0 = 1, TE_Q4_1 = 2 };                  /* weight formats, blocks of 32 */
 enum { TE_FROM_FLOAT = 0, TE_FROM_GGUF = 1 };                  /* fp32 rows to quantise; GGUF blocks of that format */
@@ -144,6 +144,15 @@ typedef struct {
   int64_t levels;     /* filled in: levels scored, all of them finite */
 } te_tree;
 
+/* How a token is drawn from a row of scores, in this order; `treeeagle_edge/sampling.py` is the definition. */
+typedef struct {
+  double temperature;  /* above 0 */
+  int64_t top_k;       /* 0: off */
+  double top_p;        /* above 0; 1: off */
+  double min_p;        /* 0: off */
+  uint64_t seed;
+} te_sampling;
+
 TE_API int64_t te_version(void);
 TE_API const char* te_error(void);   /* of this thread's last failure */
 TE_API const char* te_isas(void);    /* usable instruction sets, best first, comma-separated */
@@ -175,6 +184,11 @@ TE_API int te_draft(te_head* head, const te_pass* pass, const te_kv* kv, const t
                     const te_head_wanted* wanted);
 TE_API int te_draft_tree(te_head* head, const te_tree_input* input, const te_kv* kv, const te_growth* growth, te_tree* tree);
 TE_API void te_head_destroy(te_head* head);
+
+/* The token of scores [count] that the seed's noise at `position` chooses. At least one score is above -infinity; NaN is never
+ * chosen. */
+TE_API int te_draw(te_team* team, const float* scores, int64_t count, const te_sampling* sampling, uint64_t position,
+                   int64_t* token);
 
 /* Single operations, for tests: y[rows, n] = x[rows, k] . w, as a model would compute it. */
 TE_API int te_matmul(te_team* team, int32_t format, int32_t source, const void* data, int64_t bytes, int64_t n, int64_t k,
