@@ -38,15 +38,26 @@ class Acceptance:
         found = (self._walked[at] + _PRIOR * math.exp(log_prob)) / (self._seen[at] + _PRIOR)
         return found if _LEAST < found < 1.0 else 1.0 if found >= 1.0 else _LEAST
 
+    def chances(self, tree: DraftTree) -> list[float]:
+        """[N] of each row of a tree that the head drafted, that it is walked; the root always is."""
+        found = [1.0]
+        for row in range(1, len(tree)):
+            parent = tree.parents[row]
+            found.append(found[parent] * self.chance(tree.log_probs[row] - tree.log_probs[parent]))
+        return found
+
     def continues(self, depth: int) -> float:
         """Probability that a walk at depth - 1, with children below it, goes on to `depth`."""
         return (self._went_on.get(depth, 0.0) + 6.0) / (self._reached.get(depth, 0.0) + 10.0)
 
     def observe(self, tree: DraftTree, walked: tuple[int, ...]) -> None:
-        """Learn from one walk; `walked` are rows of `tree`, the root first."""
+        """Learn from one walk; `walked` are rows of `tree`, the root first. What was looked up says nothing of the
+        head.
+        """
+        walked = tuple(row for row in walked if row < tree.head_rows)
         path = set(walked)
-        parents = set(tree.parents)
-        for row, parent in enumerate(tree.parents):
+        parents = set(tree.parents[: tree.head_rows])
+        for row, parent in enumerate(tree.parents[: tree.head_rows]):
             if parent in path:
                 at = _bin(tree.log_probs[row] - tree.log_probs[parent])
                 self._seen[at] = self._seen[at] * _DECAY + 1.0

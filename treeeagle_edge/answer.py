@@ -21,6 +21,8 @@ class Speculation:
     settled: int = 0  # sum of (accepted + 1) over the rounds, before cutting
     drafted: int = 0  # nodes
     accepted: int = 0  # nodes walked
+    looked_up: int = 0  # of the drafted nodes, those that the text itself suggested
+    looked_up_accepted: int = 0  # and of those, the ones that were walked
     draft_failures: int = 0  # rounds that fell back to a plain step because the head's scores were not finite
     tree_rounds: int = 0
     draft_s: float = 0.0  # over the rounds with a tree
@@ -42,6 +44,8 @@ class Speculation:
             settled=sum(step.accepted + 1 for step in steps),
             drafted=sum(step.drafted for step in steps),
             accepted=sum(step.accepted for step in steps),
+            looked_up=sum(step.tree.looked_up for step in trees if step.tree is not None),
+            looked_up_accepted=sum(step.looked_up_accepted for step in trees),
             draft_failures=sum(step.draft_failures for step in steps),
             tree_rounds=len(trees),
             draft_s=sum(step.draft_s for step in trees),
@@ -147,6 +151,8 @@ def answer_json(answer: Answer, *, model: str, head: str | None, device: str, bi
             "tokens_per_round": speculation.tokens_per_round,
             "drafted": speculation.drafted,
             "accepted": speculation.accepted,
+            "looked_up": speculation.looked_up,
+            "looked_up_accepted": speculation.looked_up_accepted,
             "tree_rounds": speculation.tree_rounds,
             "plain_rounds": speculation.plain_rounds,
             "nodes_per_tree": speculation.nodes_per_tree,

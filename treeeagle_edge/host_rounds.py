@@ -9,6 +9,7 @@ from typing import Protocol
 
 from treeeagle_edge.controller import Controller
 from treeeagle_edge.growth import FixedGrowth, Growth
+from treeeagle_edge.lookup import Lookup, Match
 from treeeagle_edge.passes import Passes
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling import Sampler
@@ -53,6 +54,7 @@ class HostRounds:
         self._sampler = sampler
         self._shape = shape
         self._controller = controller
+        self._lookup: Lookup | None = None  # of the text so far, made when it is first asked
 
     def first(self, limit: int) -> Round:
         """See `AnswerRounds.first`."""
@@ -73,10 +75,13 @@ class HostRounds:
         root_slot = sequence.borrow(1)
         sequence.announce(root_slot)
         drafted: DraftTree | None = None
-        growth = self._growth(limit)
+        match = self._match(root, limit)
+        growth = self._growth(limit, match)
         if growth is not None:
             drafted = self._passes.draft(sequence, root, growth)
         tree = drafted or DraftTree.root_only(root)
+        if match is not None:
+            tree = self._with_match(tree, match, growth if drafted is not None else None)
         drafted_at = time.perf_counter()
         slots = root_slot + sequence.borrow(tree.num_nodes)
         output = self._passes.verify(sequence, tree, slots, peaks_only=sampler.needs_peaks_only)
@@ -104,7 +109,9 @@ class HostRounds:
             draft_failures=int(growth is not None and drafted is None),
         )
         if self._shape is not None and self._shape.adaptive and self._controller is not None:
-            self._controller.observe(settled, growth)
+            self._controller.observe(settled, growth, match)
+        if self._lookup is not None:
+            self._lookup.extend(ids)
         return settled
 
     def close(self, *, clean: bool) -> None:
@@ -115,8 +122,17 @@ class HostRounds:
             self._passes.flush_head(self._sequence)
         self._sequence.close()
 
-    def _growth(self, limit: int) -> Growth | None:
-        """How this round's tree grows; None where the round decodes plainly.
+    def _match(self, root: int, limit: int) -> Match | None:
+        """What the text, which ends with `root`, suggests itself."""
+        shape = self._shape
+        if shape is None or not (shape.adaptive and shape.lookup) or self._controller is None:
+            return None
+        if self._lookup is None:
+            self._lookup = Lookup([*self._prompt_ids, root])
+        return self._lookup.match(min(shape.nodes, limit - 1))
+
+    def _growth(self, limit: int, match: Match | None) -> Growth | None:
+        """How this round's tree grows; None where the head does not draft.
 
         A walk settles its path and one token more, so levels at or past the limit could never be used.
         """
@@ -124,8 +140,14 @@ class HostRounds:
             return None
         shape = self._shape if self._shape.depth < limit else replace(self._shape, depth=limit - 1)
         if shape.adaptive and self._controller is not None:
-            return self._controller.growth(shape, self._sampler.params.stop_ids)
+            return self._controller.growth(shape, self._sampler.params.stop_ids, match)
         return FixedGrowth(shape, self._sampler.params.stop_ids)
+
+    def _with_match(self, tree: DraftTree, match: Match, growth: Growth | None) -> DraftTree:
+        assert self._controller is not None
+        assert self._shape is not None
+        stop_ids = self._sampler.params.stop_ids
+        return self._controller.with_match(tree, match, self._shape, stop_ids, growth)
 
 
 def prefill_round(

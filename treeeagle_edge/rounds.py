@@ -25,6 +25,7 @@ class TreeShape:
     branching: int = 4  # nodes expanded a level, and children scored for each
     nodes: int = 16  # the best of all scored candidates form the tree, the root not counted
     adaptive: bool = False
+    lookup: bool = True  # whether an adaptive tree also has what the text suggests (`lookup.py`)
 
     def __post_init__(self) -> None:
         for name, high in (("depth", 32), ("branching", MAX_BRANCHING), ("nodes", MAX_NODES)):
@@ -79,3 +80,8 @@ class Round:
     finish_reason: str | None = None  # "stop" or "length" on the last Round
     cached_tokens: int = 0  # prefill only: prompt tokens whose KV was reused
     draft_failures: int = 0  # 1 where the head gave non-finite scores and the round fell back to plain
+
+    @property
+    def looked_up_accepted(self) -> int:
+        """Walked nodes that the text itself suggested."""
+        return sum(row >= self.tree.head_rows for row in self.walked) if self.tree else 0

@@ -17,6 +17,7 @@ class DraftTree:
     parents: tuple[int, ...]  # [N] index of the parent row, -1 for the root
     depths: tuple[int, ...]  # [N] 0 for the root
     log_probs: tuple[float, ...]  # [N] cumulative draft log-probability of the path, 0.0 for the root
+    looked_up: int = 0  # so many of the last rows were looked up in the text, not drafted by the head
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -25,6 +26,11 @@ class DraftTree:
     def num_nodes(self) -> int:
         """Drafted nodes: the root is not counted."""
         return len(self.tokens) - 1
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of the root and of what the head drafted: those that were looked up come after them."""
+        return len(self.tokens) - self.looked_up
 
     @classmethod
     def root_only(cls, token: int) -> DraftTree:

@@ -225,7 +225,7 @@ def test_a_measurement_is_steady_where_its_fastest_times_agree(
 
 
 def adaptive_engine(costs: CostTable | None = None) -> Engine:
-    shape = tree_shape(5, 3, 0)
+    shape = replace(tree_shape(5, 3, 0), lookup=False)
     target = tiny_target(context=256)
     slots = 256 + shape.nodes + 1
     return Engine(target, tiny_head(target, slots=slots), context=256, slots=slots, tree=shape, costs=costs)
@@ -255,7 +255,7 @@ def test_pauses_keep_head_rows_true(monkeypatch: pytest.MonkeyPatch) -> None:
     """While rounds decode plainly features wait; the cache afterwards equals a fresh prefill, head rows included."""
     engine = adaptive_engine(FLAT)
     assert engine._controller is not None
-    monkeypatch.setattr(engine._controller, "growth", lambda bounds, stop_ids: None)
+    monkeypatch.setattr(engine._controller, "growth", lambda bounds, stop_ids, match: None)
     rounds = list(engine.generate(PROMPT, SamplingParams(max_tokens=150)))
     assert {item.kind for item in rounds[1:]} == {"plain"}
     entry = engine._pool.cached[-1]

@@ -59,7 +59,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "protocols": ("model_protocols",),
     "drafter": (
-        *("acceptance", "costs", "growth", "drafter", "controller", "shape_choice"),
+        *("acceptance", "costs", "growth", "drafter", "controller", "lookup", "shape_choice"),
         *("device", "device.noise", "device.tree", "device.walk", "device.round"),
     ),
     "engine": ("engine", "passes", "calibrate", "host_rounds", "device.rounds", "cuda_graphs"),

@@ -59,6 +59,8 @@ def totals_lines(answers: int, tokens: int, totals: Speculation) -> list[str]:
         f" {totals.levels_per_tree:.1f} levels on average; {totals.plain_rounds:,} rounds plain",
         f"drafted        {totals.drafted:,} nodes",
         f"accepted       {totals.accepted:,} nodes",
+        f"looked up      {totals.looked_up:,} of the nodes, in the text so far; {totals.looked_up_accepted:,} of them"
+        " accepted",
         f"draft failures {totals.draft_failures:,}"
         + (
             " (rounds decoded plainly, since the head's scores were not finite)"

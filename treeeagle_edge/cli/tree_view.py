@@ -63,7 +63,8 @@ def draw_round(step: Round, number: int, text_of: Callable[[int], str], width: i
         plain = f"round {number} · decoded plainly → {label_of(text_of(step.next_token))}"
         return [clip(plain, width)]
     root = label_of(text_of(tree.tokens[0]))
-    head = f"round {number} · {tree.num_nodes} nodes · walked {step.accepted} · after {root}"
+    found = f", {tree.looked_up} of them looked up" if tree.looked_up else ""
+    head = f"round {number} · {tree.num_nodes} nodes{found} · walked {step.accepted} · after {root}"
     drawing = list(_draw(_children(tree, 0, text_of)))
     walk = _walk(tree, step.walked, step.next_token, text_of)
     if width_of(drawing[0]) + GAP + width_of(walk) <= width:

@@ -150,8 +150,12 @@ class DeviceRound:
         walked = [row for row in here[_FLAGS : _FLAGS + levels].tolist() if row >= 0]
         tokens, parents, depths, log_probs = here[_FLAGS + levels :].view(_COLUMNS, rows)
         real = int((parents >= -1).sum())  # rows that hold no node are the last ones
-        columns = tokens, parents, depths, log_probs.view(torch.float64)
-        tree = DraftTree(*(tuple(column[:real].tolist()) for column in columns))
+        tree = DraftTree(
+            tuple(tokens[:real].tolist()),
+            tuple(parents[:real].tolist()),
+            tuple(depths[:real].tolist()),
+            tuple(log_probs.view(torch.float64)[:real].tolist()),
+        )
         return Result(tree, tuple(walked), next_token, bool(sound), bool(finite))
 
     def _draft(

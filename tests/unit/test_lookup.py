@@ -1,0 +1,207 @@
+"""Continuations looked up in the text: found where they stand, sized by what they earn, never a change of the text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import tiny_engine, tiny_head, tiny_target
+
+from treeeagle_edge.acceptance import Acceptance
+from treeeagle_edge.controller import Controller
+from treeeagle_edge.costs import CostModel, CostTable
+from treeeagle_edge.engine import Engine
+from treeeagle_edge.lookup import Lookup, LookupAcceptance, Match, RoundWorth, shared_tokens, with_match
+from treeeagle_edge.rounds import Round, tree_shape
+from treeeagle_edge.sampling_params import SamplingParams
+from treeeagle_edge.tree import DraftTree
+
+FLAT = CostTable(rows=(1, 32), verify=(0.010, 0.011), extend=0.0005, step=0.0005)  # rows are nearly free
+SLOPED = CostTable(rows=(1, 32), verify=(0.010, 0.072), extend=0.0005, step=0.0005)  # 2 ms a row
+STEEP = CostTable(rows=(1, 32), verify=(0.010, 0.320), extend=0.0005, step=0.0005)  # a row costs a whole pass
+ROOT = DraftTree.root_only(9)
+
+
+def brute_match(text: Sequence[int], most: int) -> tuple[int, list[int]] | None:
+    """The definition: the newest earlier end of the last four tokens, else of the last two."""
+    for run in (4, 2):
+        for end in range(len(text) - 1, run - 1, -1):
+            if len(text) > run and text[end - run : end] == text[-run:]:
+                length = run
+                while length < min(end, 16) and text[end - length - 1] == text[-length - 1]:
+                    length += 1
+                following = list(text[end:])
+                while len(following) < most:
+                    following += following
+                return length, following[:most]
+    return None
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 60), st.integers(1, 9))
+def test_a_match_is_the_newest_place_that_reads_like_the_end(text: list[int], cut: int, most: int) -> None:
+    grown, whole = Lookup(text[:cut]), Lookup(text)
+    grown.extend(text[cut:])
+    expected = brute_match(text, most)
+    for found in (grown.match(most), whole.match(most)):
+        assert (found and (found.length, found.tokens)) == expected
+
+
+def test_a_text_that_runs_in_circles_goes_on_in_circles() -> None:
+    found = Lookup([5, 1, 2, 1, 2, 1, 2]).match(7)
+    assert found == Match(4, [1, 2, 1, 2, 1, 2, 1])
+
+
+def test_nothing_is_suggested_without_agreement_or_room() -> None:
+    assert Lookup([1]).match(4) is None
+    assert Lookup([1, 2, 3, 4]).match(4) is None
+    assert Lookup([1, 2, 3, 1, 2]).match(0) is None
+
+
+def test_chances_are_learnt_up_to_the_first_wrong_token() -> None:
+    acceptance = LookupAcceptance()
+    before = [[acceptance.chance(kind, agreed) for agreed in range(2, 17)] for kind in range(3)]
+    for _ in range(50):
+        acceptance.observe(Match(3, [1, 2, 3, 4]), 1, [1, 2, 9, 4, 5])
+    now = [[acceptance.chance(kind, agreed) for agreed in range(2, 17)] for kind in range(3)]
+    moved = [[a - b for a, b in zip(*rows, strict=True)] for rows in zip(now, before, strict=True)]
+    for kind, places in (
+        (acceptance.SHARED, {3: 1}),
+        (acceptance.NEW, {4: 1, 5: -1}),
+        (acceptance.ALL, {3: 1, 4: 1, 5: -1}),
+    ):
+        for agreed, change in enumerate(moved[kind], start=2):
+            assert change * places.get(agreed, 0) > 0 or (change == 0 and agreed not in places)
+
+
+def test_without_a_draft_only_the_count_of_all_learns() -> None:
+    acceptance, fresh = LookupAcceptance(), LookupAcceptance()
+    acceptance.observe(Match(3, [1]), None, [2])
+    assert acceptance.chance(acceptance.ALL, 3) < fresh.chance(fresh.ALL, 3)
+    for kind in (acceptance.SHARED, acceptance.NEW):
+        assert acceptance.chance(kind, 3) == fresh.chance(kind, 3)
+
+
+def looked_up(tree: DraftTree, match: Match, table: CostTable = FLAT, **changed: object) -> DraftTree:
+    settings: dict[str, object] = {"drafted": tree.num_nodes > 0, "nodes": 32, "stop_ids": ()}
+    return with_match(
+        tree,
+        match,
+        RoundWorth(Acceptance().chances, 0.0, 100.0),
+        acceptance=LookupAcceptance(),
+        costs=CostModel(table),
+        **{**settings, **changed},  # type: ignore[arg-type]
+    )
+
+
+HEADS = DraftTree((9, 1, 2, 7), (-1, 0, 1, 0), (0, 1, 2, 1), (0.0, -0.2, -0.9, -2.0))
+
+
+def test_a_match_becomes_one_more_branch_below_what_it_shares_with_the_heads_tree() -> None:
+    match = Match(12, [1, 2, 3, 4])
+    assert shared_tokens(HEADS, match) == 2
+    tree = looked_up(HEADS, match)
+    assert (tree.looked_up, tree.head_rows) == (2, len(HEADS))
+    assert tree.tokens == (*HEADS.tokens, 3, 4)
+    assert tree.parents == (*HEADS.parents, 2, 4)
+    assert tree.depths == (*HEADS.depths, 3, 4)
+    for row, parent in enumerate(tree.parents[1:], start=1):
+        assert parent < row
+        assert tree.log_probs[row] <= tree.log_probs[parent]
+    assert shared_tokens(tree, match) == 2  # what the head did not draft is not counted as its own
+    assert looked_up(HEADS, Match(12, [1, 2])) is HEADS
+
+
+def test_rows_are_added_while_they_pay() -> None:
+    sure, doubtful = Match(16, list(range(30))), Match(2, list(range(30)))
+    assert looked_up(ROOT, sure).looked_up == looked_up(ROOT, doubtful).looked_up == 30
+    assert looked_up(ROOT, sure, SLOPED).looked_up > looked_up(ROOT, doubtful, SLOPED).looked_up > 0
+    assert looked_up(ROOT, doubtful, STEEP).looked_up == 0
+    assert looked_up(HEADS, Match(2, [5, 6])).looked_up == 0  # the head thinks otherwise
+    assert looked_up(ROOT, sure, nodes=5).looked_up == 5
+    assert looked_up(HEADS, sure, nodes=3).looked_up == 0
+    stopped = looked_up(ROOT, Match(16, [1, 2, 3, 4]), stop_ids=(2,))
+    assert stopped.tokens == (9, 1, 2)
+
+
+def test_what_was_looked_up_teaches_nothing_about_the_head() -> None:
+    tree = looked_up(HEADS, Match(12, [1, 2, 3, 4]))
+    for walked in ((0,), (0, 1), (0, 1, 2), (0, 1, 2, 4, 5)):
+        mixed, alone = Acceptance(), Acceptance()
+        mixed.observe(tree, walked)
+        alone.observe(HEADS, tuple(row for row in walked if row < len(HEADS)))
+        assert mixed.calibration == alone.calibration
+        assert [mixed.continues(depth) for depth in range(6)] == [
+            alone.continues(depth) for depth in range(6)
+        ]
+
+
+def test_a_sure_match_saves_the_draft() -> None:
+    controller, bounds = Controller(replace(FLAT, extend=0.0001, step=0.0001)), tree_shape(5, 4, 0)
+    dear = Controller(replace(FLAT, extend=0.005))
+    match = Match(16, [1, 2, 3])
+    assert controller.growth(bounds, (), match) is not None  # a draft costs hardly anything
+    assert dear.growth(bounds, (), match) is None
+    assert dear.growth(bounds, (), Match(2, [1, 2, 3])) is not None
+    assert dear.growth(bounds, (), None) is not None
+    tree = dear.with_match(ROOT, match, bounds, (), None)
+    missed = Round((8,), "tree", 3, 0, tree, (0,), 8, 0.0, 0.01, 0.0)
+    for _ in range(30):
+        dear.observe(missed, None, match)
+    assert dear.growth(bounds, (), match) is not None  # it was wrong too often
+
+
+REPEATED = [3, 1, 4, 1, 5, 9, 2, 6] * 4
+
+
+def engine(costs: CostTable, *, lookup: bool = True) -> Engine:
+    shape = replace(tree_shape(5, 3, 0), lookup=lookup)
+    target = tiny_target(context=256)
+    slots = 256 + shape.nodes + 1
+    return Engine(target, tiny_head(target, slots=slots), context=256, slots=slots, tree=shape, costs=costs)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+@pytest.mark.parametrize("draft_s", [0.0005, 0.5])  # as a rule with a draft; as a rule without
+def test_the_text_is_the_one_of_plain_decoding(temperature: float, draft_s: float) -> None:
+    """And head rows afterwards are those of a fresh prefill, whether the head drafted beside the match or not."""
+    speculating = engine(replace(FLAT, extend=draft_s, step=draft_s))
+    few = frozenset(range(5, speculating.target.config.vocab_size))  # a text of five tokens repeats itself
+    params = SamplingParams(max_tokens=120, temperature=temperature, seed=5, banned_ids=few)
+    plain = [i for item in speculating.generate(REPEATED, params, speculate=False) for i in item.ids]
+    speculating.reset()
+    rounds = list(speculating.generate(REPEATED, params))
+    assert [i for item in rounds for i in item.ids] == plain
+    trees = [item.tree for item in rounds if item.tree is not None]
+    assert any(tree.looked_up and tree.head_rows > 1 for tree in trees) or draft_s > 0.1
+    assert any(tree.looked_up and tree.head_rows == 1 for tree in trees) or draft_s < 0.1
+    assert any(item.looked_up_accepted for item in rounds)
+    entry = speculating._pool.cached[-1]
+    assert entry.head_tokens == len(entry.tokens)
+    fresh = tiny_engine(context=256)
+    sequence = fresh._open(list(entry.tokens), with_head=True, reuse=False)
+    fresh._passes.prefill(sequence, list(entry.tokens))
+    assert speculating.head is not None
+    assert fresh.head is not None
+    ours, theirs = (
+        e.head.store.keys[:, s[1:]] for e, s in ((speculating, list(entry.slots)), (fresh, sequence.slots))
+    )
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_lookup_can_be_left_out() -> None:
+    rounds = engine(FLAT, lookup=False).generate(REPEATED, SamplingParams(max_tokens=60))
+    assert not any(item.tree.looked_up for item in rounds if item.tree is not None)
+
+
+def test_no_more_is_looked_up_than_an_answer_may_have_left() -> None:
+    rounds = list(engine(FLAT).generate(REPEATED, SamplingParams(max_tokens=9)))
+    left = 9
+    for item in rounds:
+        if item.tree is not None:
+            assert max(item.tree.depths) < left
+        left -= len(item.ids)
+    assert left == 0
