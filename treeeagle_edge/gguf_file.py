@@ -18,6 +18,7 @@ from treeeagle_edge.errors import InputError, reason_of
 
 _AGAIN = "download the file again; its size should be that of the original"
 _MAX_COUNT = 1 << 24  # entries of one kind: far above any real file, so that a damaged count is not obeyed
+_VOCABULARY = "tokenizer.ggml."  # its arrays are the vocabulary and what belongs to it
 _SCALARS = {
     GGUFValueType.UINT8: "<B",
     GGUFValueType.INT8: "<b",
@@ -49,7 +50,9 @@ class GGUFFile:
     """A GGUF file whose header has been read; tensor bytes stay on disk until asked for."""
 
     path: Path
-    metadata: dict[str, Any]  # scalars, strings, and arrays as lists
+    metadata: dict[
+        str, Any
+    ]  # scalars, strings, and arrays as lists; those of the tokenizer only if asked for
     tensors: dict[str, GGUFTensor]
 
     @property
@@ -79,9 +82,11 @@ class GGUFFile:
         return flat.reshape(-1, tensor.nbytes // max(1, int(np.prod(tensor.shape[:-1]))))
 
 
-def open_gguf(path: Path) -> GGUFFile:
+def open_gguf(path: Path, *, vocabulary: bool = False) -> GGUFFile:
     """Read the header of the GGUF file `path` (versions 2 and 3, little-endian).
 
+    The tokenizer's arrays, 10^5 strings of a vocabulary and as many merges, are passed over unless `vocabulary` is set:
+    a model is opened several times, and Python's heap does not give back what so many strings took of it.
     Raises InputError for a missing, foreign, truncated, big-endian or split file, and unknown tensor types.
     """
     if not path.is_file():
@@ -96,7 +101,7 @@ def open_gguf(path: Path) -> GGUFFile:
         raise InputError(f"{path} cannot be read: {reason_of(error)}", "check its permissions") from error
     _check_magic(bytes(header[:8]), path)
     try:
-        metadata, infos, end = _read_header(header.data, path)
+        metadata, infos, end = _read_header(header.data, path, vocabulary)
     except (struct.error, IndexError, OverflowError) as error:
         raise InputError(f"{path} ends inside its header, so it is truncated", _AGAIN) from error
     if int(metadata.get("split.count", 1)) > 1:
@@ -127,7 +132,7 @@ def _check_magic(head: bytes, path: Path) -> None:
         )
 
 
-def _read_header(buffer: memoryview, path: Path) -> tuple[dict[str, Any], list[tuple], int]:
+def _read_header(buffer: memoryview, path: Path, vocabulary: bool) -> tuple[dict[str, Any], list[tuple], int]:
     """(metadata, [(name, shape, type number, offset from the data section)], bytes read)."""
     num_tensors, num_keys = struct.unpack_from("<QQ", buffer, 8)
     if num_tensors > _MAX_COUNT or num_keys > _MAX_COUNT:
@@ -137,7 +142,10 @@ def _read_header(buffer: memoryview, path: Path) -> tuple[dict[str, Any], list[t
     for _ in range(num_keys):
         key, at = _string(buffer, at)
         kind = struct.unpack_from("<I", buffer, at)[0]
-        metadata[key], at = _value(buffer, at + 4, kind, path)
+        if kind == GGUFValueType.ARRAY and key.startswith(_VOCABULARY) and not vocabulary:
+            at = _past_array(buffer, at + 4, path)
+        else:
+            metadata[key], at = _value(buffer, at + 4, kind, path)
     infos = []
     for _ in range(num_tensors):
         name, at = _string(buffer, at)
@@ -194,6 +202,24 @@ def _array(buffer: memoryview, at: int, path: Path) -> tuple[list[Any], int]:
             raise IndexError("string past the end")
         values.append(str(buffer[start:at], "utf-8", "replace"))
     return values, at
+
+
+def _past_array(buffer: memoryview, at: int, path: Path) -> int:
+    """Where the array at `at` ends, without making anything of it.
+
+    A count or a length that is not true leads past the end, where nothing can be read.
+    """
+    kind, count = struct.unpack_from("<IQ", buffer, at)
+    layout = _SCALARS.get(kind)
+    if layout is not None:
+        return at + 12 + struct.calcsize(layout) * count
+    if kind != GGUFValueType.STRING:
+        return _array(buffer, at, path)[1]
+    at += 12
+    read_length = struct.Struct("<Q").unpack_from
+    for _ in range(count):
+        at += 8 + read_length(buffer, at)[0]
+    return at
 
 
 def _locate(info: tuple, start: int, size: int, path: Path) -> GGUFTensor:

@@ -83,7 +83,7 @@ class Passes:
             output = self._run(rows, scored, peaks_only)
             sequence.commit(ids[again:], slots[again:])
             if sequence.with_head:
-                sequence.pending.append(output.features.clone())  # the next pass may overwrite them
+                sequence.pending.append(output.features)
                 self.flush_head(sequence)
             start, again = stop, 0
         assert output is not None
@@ -137,18 +137,20 @@ class Passes:
     def flush_head(self, sequence: LiveSequence) -> None:
         """Write the head rows of all committed tokens.
 
-        The feature of the last one waits for the token after it.
+        The feature of the last one waits for the token after it: as a copy, since the next pass may overwrite what it
+        lies in, and a view would keep the features of a whole pass.
         """
         sequence.head_tokens = max(sequence.head_tokens, 1)  # the first token has no head row
         rows = len(sequence) - sequence.head_tokens
         if rows < 1:
+            sequence.pending = [features.clone() for features in sequence.pending]
             return
         assert self.head is not None
         features = _features(sequence).tensor()
         with self._kernels():
             self.head.extend_rows(features[:rows], _true_rows(sequence, sequence.tokens[-rows:]), top=1)
         sequence.head_tokens = len(sequence)
-        sequence.pending, sequence.lent = [features[rows:]], None
+        sequence.pending, sequence.lent = [features[rows:].clone()], None
 
     def _run(self, rows: PassRows, scored: slice, peaks_only: bool) -> TargetOutput:
         if self._lent_to is not None:

@@ -13,6 +13,7 @@ from treeeagle_edge.costs import load_table, save_table
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.generation_defaults import GenerationDefaults
 from treeeagle_edge.hardware import Hardware, detect
+from treeeagle_edge.heap import give_back_freed
 from treeeagle_edge.kernel_shapes import head_shape, target_shape
 from treeeagle_edge.kernels.dispatch import OPERATIONS, serving
 from treeeagle_edge.kernels.trial import choose_kernels
@@ -62,10 +63,12 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
     torch.set_num_threads(threads)
     checkpoint = open_checkpoint(path)
     say(f"loading {plan.model.name} at {plan.bits} bits")
+    tokenizer = load_tokenizer(path)  # first: what making it leaves in the heap is used again, or given back
     # a head named by the profile or the person is fetched; one that merely suits the model is used if it is here
     fetch = settings.head is not None or settings.model is None
     head_path = head_path_of(plan, fetch=fetch, say=say)
     target, head = load_models(plan, checkpoint, threads, head_path)
+    give_back_freed()  # before the pool is taken
     if plan.backend.native:
         # PyTorch's threads wait for their next operation with open eyes, on the cores that the passes need: answers
         # that are sampled took 1.4 times as long. What is left to PyTorch is small
@@ -90,7 +93,7 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
         notes.append(f"no draft head for {plan.model.name} is on this machine, so it decodes plainly")
     return Runtime(
         engine=engine,
-        tokenizer=load_tokenizer(path),
+        tokenizer=tokenizer,
         generation=checkpoint.generation,
         plan=plan.memory,
         model_name=plan.model.name,

@@ -81,6 +81,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "run_split",
             "speed_estimate",
             "memory_watch",
+            "heap",
         ),
         *("models", "fetch", "hub", "hub.*", "pull"),
     ),

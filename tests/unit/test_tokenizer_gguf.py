@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from treeeagle_edge.errors import InputError
+from treeeagle_edge.gguf_file import open_gguf
 from treeeagle_edge.tokenizer.codec import load_tokenizer
 from treeeagle_edge.tokenizer.spm import merges_of
 
@@ -255,3 +257,28 @@ def test_tokenizers_that_are_not_read_are_named(
     with pytest.raises(InputError, match=named) as caught:
         load_tokenizer(write(tmp_path / "m.gguf", **{**byte_level, **changes}))
     assert caught.value.hint
+
+
+def test_a_model_is_opened_without_its_vocabulary(tmp_path: Path, byte_level: dict[str, Any]) -> None:
+    path = write(tmp_path / "m.gguf", **byte_level, scores=[0.5] * 9, chat_template="{{ messages }}")
+    whole, rest = open_gguf(path, vocabulary=True).metadata, open_gguf(path).metadata
+    left_out = {f"tokenizer.ggml.{key}" for key in ("tokens", "token_type", "merges", "scores")}
+    assert rest == {key: value for key, value in whole.items() if key not in left_out}
+    assert len(whole) == len(rest) + len(left_out)
+
+
+@pytest.mark.parametrize("vocabulary", [False, True])
+def test_a_file_that_ends_in_its_vocabulary(
+    tmp_path: Path, byte_level: dict[str, Any], vocabulary: bool
+) -> None:
+    path = write(tmp_path / "m.gguf", **byte_level)
+    data = path.read_bytes()
+    begin = data.index(b"tokenizer.ggml.tokens")
+    for kept in range(begin, len(data) - 64, len(data) // 40):
+        path.write_bytes(data[:kept])
+        with pytest.raises(InputError, match="truncated"):
+            open_gguf(path, vocabulary=vocabulary)
+    for at in range(begin + 21, begin + 400, 4):  # a count, lengths, texts; a text may be anything
+        path.write_bytes(data[:at] + b"\xff\xff\xff\xff" + data[at + 4 :])
+        with suppress(InputError):
+            open_gguf(path, vocabulary=vocabulary)

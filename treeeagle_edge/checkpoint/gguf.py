@@ -88,11 +88,6 @@ class GGUFCheckpoint:
             path,
         )
 
-    @property
-    def metadata(self) -> dict:
-        """The file's metadata, as read."""
-        return self._file.metadata
-
     def names(self) -> frozenset[str]:
         """Canonical names of all tensors."""
         return frozenset(self._names)

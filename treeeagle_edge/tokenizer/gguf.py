@@ -46,7 +46,7 @@ _SPLITS = {"llama3": _LLAMA3, "qwen2": _QWEN2, "tekken": _TEKKEN}
 
 def load_gguf_tokenizer(path: Path) -> Tokenizer:
     """Raises InputError for a file without a tokenizer, and by name for a kind that is not read."""
-    metadata = open_gguf(path).metadata
+    metadata = open_gguf(path, vocabulary=True).metadata
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not tokens:
         raise InputError(f"{path} holds no tokenizer", "take a GGUF file converted with its tokenizer")
@@ -121,4 +121,7 @@ def _sentencepiece(metadata: Mapping[str, Any], path: Path) -> Backend:
 
 
 def _listed_merges(metadata: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    return [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", ())]
+    """The pairs that the file lists. Their parts are tokens, so the vocabulary's own strings stand for them."""
+    token_of = {token: token for token in metadata["tokenizer.ggml.tokens"]}
+    cuts = (merge.split(" ", 1) for merge in metadata.get("tokenizer.ggml.merges", ()))
+    return [tuple(token_of.get(part, part) for part in parts) for parts in cuts]

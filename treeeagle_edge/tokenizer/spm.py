@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import AddedToken, decoders, normalizers
 from tokenizers import Tokenizer as Backend
@@ -54,9 +54,8 @@ def spm_backend(pieces: Pieces, merges: Sequence[tuple[str, ...]] | None = None)
 def bpe_model(tokens: Sequence[str], merges: Sequence[tuple[str, ...]], **options: Any) -> BPE:
     """Byte-pair encoding over `tokens`. Raises ValueError where a merge's parts or result are no tokens."""
     vocab = {token: index for index, token in enumerate(tokens)}
-    pairs = [(left, right) for left, right in merges]
     try:
-        return BPE(vocab=vocab, merges=pairs, **options)
+        return BPE(vocab=vocab, merges=cast("Any", merges), **options)  # it refuses what is no pair
     except Exception as error:  # the library raises bare Exception
         raise ValueError(str(error)) from error
 

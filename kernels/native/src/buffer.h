@@ -11,15 +11,18 @@
 
 namespace te {
 
+// How long memory is held. A chunk is given back as a whole, so what is replaced while others stay does not belong in one.
+enum class Stay { kToTheEnd, kUntilReplaced };
+
 // `bytes` of zeroed memory at a multiple of 64; it lives as long as the pointer. Throws std::bad_alloc.
-std::shared_ptr<char> take_memory(int64_t bytes);
+std::shared_ptr<char> take_memory(int64_t bytes, Stay stay);
 
 template <class T>
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(int64_t count)
-      : memory_(take_memory(count * static_cast<int64_t>(sizeof(T)))),
+  explicit Buffer(int64_t count, Stay stay = Stay::kToTheEnd)
+      : memory_(take_memory(count * static_cast<int64_t>(sizeof(T)), stay)),
         data_(reinterpret_cast<T*>(memory_.get())),
         count_(count) {}
   Buffer(Buffer&& other) noexcept { swap(other); }

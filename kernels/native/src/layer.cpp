@@ -181,7 +181,9 @@ enum Step : int64_t { kProject, kRotate, kAttend, kMerge, kOutput, kNorm, kGate,
 void Workspace::make_room_for_parts(const AttentionShape& shape, const Pass& pass) {
   if (!in_chunks(pass)) return;
   const int64_t needed = pass.reads.chunks(0, pass.rows) * pass.rows * shape.heads * shape.part_width();
-  if (parts.size() < needed) parts = Vector(needed + needed / 4);
+  if (parts.size() >= needed) return;
+  parts = Vector();  // what there was goes first
+  parts = Vector(needed + needed / 4, Stay::kUntilReplaced);
 }
 
 void Worker::attend(const AttentionJob& job, const Pass& pass) const {
