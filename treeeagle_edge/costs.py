@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -11,8 +12,11 @@ from pathlib import Path
 
 from treeeagle_edge.rounds import Round
 
-_LEARN = 0.08  # weight of the newest round in the running corrections
-_LEARN_POINT = 0.02  # and in those of a single point
+_LEARN = 0.08  # weight of the newest round in the seconds of sampling
+_LEARN_POINT = 0.02  # and in the correction of a single point
+_KEEP = 0.97  # weight of earlier rounds with each newer one, in the two factors of a curve
+_DOUBT = (0.3, 0.0, 1.5)  # of these factors at the start, against the noise of one round
+_LEAST_FACTOR = 0.05
 _MOST_OFF = 3.0
 _LEVELS = 8  # points of the curve of drafting; deeper drafts go on in proportion
 
@@ -36,34 +40,61 @@ class CostTable:
 class Curve:
     """Seconds by a count, of rows or of levels: as measured at the start, corrected by what rounds take.
 
-    One factor is everything's (contexts grow, other programs want the cores) and learns quickly; one belongs to each
-    measured point and learns slowly, since the first measurement was short.
+    Two factors are everything's and learn quickly: one of what a count of one takes, one of what more adds. They part,
+    since the first is mostly memory and the second mostly arithmetic, which another program, a longer context or the
+    processor's clock slow down each in its own way. Besides, each measured point has a factor of its own, which
+    learns slowly, since the first measurement was short.
     """
 
     def __init__(self, points: Sequence[int], seconds: Sequence[float]) -> None:
         """`points` ascending, from 1; more never takes less, so what a later point took bounds the earlier ones."""
         self._points = tuple(points)
         self._seconds = [min(seconds[at:]) for at in range(len(points))]
-        self._scale = 1.0
+        self._first, self._more = 1.0, 1.0  # the factors
+        self._doubt = _DOUBT  # how unsure they are: their covariance, as (first, both, more)
         self._lines: list[_Line] = []
 
     def at(self, count: int) -> float:
         """Straight lines between the points, in proportion beyond them."""
-        low, part, high, rest = self._lines_to(count)[count - 1]
-        return self._scale * (part * self._seconds[low] + rest * self._seconds[high])
+        first = self._seconds[0]
+        return self._first * first + self._more * (self._measured(count) - first)
 
     def up_to(self, most: int) -> list[float]:
         """`at` of 1, 2, ..., `most`."""
-        scale, known, lines = self._scale, self._seconds, self._lines_to(most)
-        return [scale * (part * known[low] + rest * known[high]) for low, part, high, rest in lines[:most]]
+        known, more = self._seconds, self._more
+        base = (self._first - more) * known[0]
+        lines = self._lines_to(most)[:most]
+        return [base + more * (part * known[low] + rest * known[high]) for low, part, high, rest in lines]
 
     def observe(self, count: int, seconds: float) -> None:
         """Learn from one measurement. One far off counts as `_MOST_OFF` times too long: it was an interruption."""
-        off = min(seconds / self.at(count), _MOST_OFF) - 1.0
-        self._scale *= 1.0 + _LEARN * off
+        expected = self.at(count)
+        off = min(seconds / expected, _MOST_OFF) - 1.0
+        added = self._measured(count) / self._seconds[0] - 1.0
+        self._learn_factors(added, off * expected / self._seconds[0])
         low, part, high, rest = self._lines[count - 1]
         self._seconds[low] *= 1.0 + _LEARN_POINT * min(part, 1.0) * off
         self._seconds[high] *= 1.0 + _LEARN_POINT * rest * off
+
+    def _measured(self, count: int) -> float:
+        low, part, high, rest = self._lines_to(count)[count - 1]
+        return part * self._seconds[low] + rest * self._seconds[high]
+
+    def _learn_factors(self, added: float, error: float) -> None:
+        """Recursive least squares with forgetting (Ljung, System Identification, 1999, chapter 11) for
+        first + added * more, in units of what a count of one took at the start; it was `error` too small.
+        """
+        first, both, more = self._doubt
+        along_first, along_more = first + added * both, both + added * more
+        weight = 1.0 / (_KEEP + along_first + added * along_more)
+        self._first = max(_LEAST_FACTOR, self._first + weight * along_first * error)
+        self._more = max(_LEAST_FACTOR, self._more + weight * along_more * error)
+        # what is not seen for long becomes unsure again, but never more than at the start
+        first = min((first - weight * along_first * along_first) / _KEEP, _DOUBT[0])
+        more = min((more - weight * along_more * along_more) / _KEEP, _DOUBT[2])
+        most = 0.99 * math.sqrt(first * more)
+        both = min(max((both - weight * along_first * along_more) / _KEEP, -most), most)
+        self._doubt = (first, both, more)
 
     def _lines_to(self, count: int) -> list[_Line]:
         """The lines of 1, 2, ..., `count` and perhaps more: a count keeps its own."""

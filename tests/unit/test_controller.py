@@ -231,6 +231,37 @@ def adaptive_engine(costs: CostTable | None = None) -> Engine:
     return Engine(target, tiny_head(target, slots=slots), context=256, slots=slots, tree=shape, costs=costs)
 
 
+@pytest.mark.parametrize(("first", "more"), [(1.0, 2.0), (1.6, 1.0), (0.8, 1.5)])
+def test_rows_may_slow_down_apart_from_the_pass(first: float, more: float) -> None:
+    """A machine whose arithmetic is slower than when costs were measured, its memory not, or the other way round: some
+    dozens of rounds tell, also of counts that never occurred.
+    """
+    curve, draw = Curve((1, 8, 16, 32), (0.010, 0.013, 0.020, 0.040)), random.Random(7)
+    known = [None, *curve.up_to(32)]
+
+    def true(count: int) -> float:
+        return first * known[1] + more * (known[count] - known[1])  # type: ignore[operator]
+
+    for _ in range(60):
+        count = draw.choice((1, 3, 4, 6, 9))
+        curve.observe(count, true(count) * draw.uniform(0.95, 1.05))
+    for count in (1, 2, 5, 8, 12, 16, 24, 32):
+        assert curve.at(count) == pytest.approx(true(count), rel=0.12)
+    assert curve.up_to(32) == pytest.approx([curve.at(count) for count in range(1, 33)])
+
+
+def test_one_count_alone_says_little_about_others() -> None:
+    curve = Curve((1, 8, 32), (0.010, 0.013, 0.040))
+    for _ in range(2000):
+        curve.observe(1, 0.012)
+    assert curve.at(1) == pytest.approx(0.012, rel=1e-3)
+    assert 0.012 < curve.at(8) < 0.020
+    for _ in range(2000):
+        curve.observe(8, 0.020)
+    assert curve.at(8) == pytest.approx(0.020, rel=1e-3)
+    assert all(0 < a <= b < 1 for a, b in zip(curve.up_to(31), curve.up_to(32)[1:], strict=True))
+
+
 def test_costs_are_measured_where_none_are_given() -> None:
     engine = adaptive_engine()
     table = engine.costs
