@@ -246,7 +246,7 @@ def test_rows_may_slow_down_apart_from_the_pass(first: float, more: float) -> No
         count = draw.choice((1, 3, 4, 6, 9))
         curve.observe(count, true(count) * draw.uniform(0.95, 1.05))
     for count in (1, 2, 5, 8, 12, 16, 24, 32):
-        assert curve.at(count) == pytest.approx(true(count), rel=0.12)
+        assert curve.at(count) == pytest.approx(true(count), rel=0.15)
     assert curve.up_to(32) == pytest.approx([curve.at(count) for count in range(1, 33)])
 
 
