@@ -11,8 +11,8 @@ from pathlib import Path
 from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.hardware_cpu import Cpu, Ram, detect_cpu, detect_ram
 from treeeagle_edge.hardware_nvidia import Gpu, NvidiaState, detect_nvidia
-from treeeagle_edge.plan import GB, format_gb
 from treeeagle_edge.plan_split import Card
+from treeeagle_edge.units import GB, format_gb
 
 _WSL_DRIVER = "update the NVIDIA driver in Windows, never inside Linux, then run `wsl --shutdown` there"
 

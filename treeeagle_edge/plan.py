@@ -27,9 +27,8 @@ from treeeagle_edge.plan_bytes import (
 )
 from treeeagle_edge.plan_split import Card, CardShare
 from treeeagle_edge.rounds import TreeShape
+from treeeagle_edge.units import format_size as format_size  # `treeeagle pull` takes it from here
 from treeeagle_edge.widths import LAYER_BITS, Widths, check_choice, choose_widths
-
-GB = 10**9
 
 _WEIGHT_NAMES = {4: "NF4", 8: "int8", 16: "16-bit", 32: "fp32"}
 _NATIVE_THREADS = 16  # for which buffers are planned where nobody says how many there are
@@ -82,20 +81,6 @@ class MemoryPlan:
             if line.name.startswith(start):
                 return line
         raise KeyError(start)
-
-
-def format_gb(nbytes: float) -> str:
-    """Bytes as "8.3 GB" (10^9 bytes), with two digits after the point below 1 GB."""
-    value = nbytes / GB
-    return f"{value:.2f} GB" if abs(value) < 0.995 else f"{value:.1f} GB"
-
-
-def format_size(nbytes: float) -> str:
-    """Bytes of a file as "640 B", "812 kB", "93 MB" or "16.4 GB" (powers of 1,000)."""
-    for unit, size in (("GB", GB), ("MB", 10**6), ("kB", 10**3)):
-        if nbytes >= 0.9995 * size:
-            return f"{nbytes / size:.{1 if unit == 'GB' else 0}f} {unit}"
-    return f"{nbytes:.0f} B"
 
 
 def plan_slots(context: int, tree: TreeShape | None) -> int:

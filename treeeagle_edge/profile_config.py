@@ -12,8 +12,9 @@ from typing import Any
 from treeeagle_edge.errors import CannotRunError, InputError, reason_of
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.known_models import KNOWN_MODELS
-from treeeagle_edge.plan import GB, format_gb, plan_memory
+from treeeagle_edge.plan import plan_memory
 from treeeagle_edge.rounds import TreeShape, tree_shape
+from treeeagle_edge.units import GB, format_gb
 from treeeagle_edge.widths import HEAD_BITS, LAYER_BITS, LM_HEAD_BITS
 
 SHIPPED = ("cpu", "gpu-12gb", "gpu-16gb", "gpu-24gb")

@@ -8,11 +8,12 @@ from treeeagle_edge.backend import choose_backend
 from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.known_models import KNOWN_MODELS
-from treeeagle_edge.plan import MemoryPlan, format_gb
+from treeeagle_edge.plan import MemoryPlan
 from treeeagle_edge.profile_config import MemoryProfile, load_profile, models_that_fit
 from treeeagle_edge.run_plan import USEFUL_CONTEXT, RunPlan, asked_widths, plan_run
 from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.units import format_gb
 from treeeagle_edge.widths import choose_widths
 
 

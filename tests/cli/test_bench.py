@@ -10,10 +10,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from bench_fakes import GB, FakeClock, FakeEngine, FakeWatch, fake_runtime
+from bench_fakes import FakeClock, FakeEngine, FakeWatch, fake_runtime
 
 from treeeagle_edge.bench import run as bench_module
 from treeeagle_edge.cli.app import main
+from treeeagle_edge.units import GB
 
 
 @pytest.fixture

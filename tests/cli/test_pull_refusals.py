@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from hub_model import CONFIG
 from hub_stand_in import CHUNK, TOKEN
-from pull_cases import GB, MODEL, WEIGHTS, pull_hub, run, snapshot
+from pull_cases import MODEL, WEIGHTS, pull_hub, run, snapshot
 
 from treeeagle_edge.hub import cache as hub_cache
+from treeeagle_edge.units import GB
 
 
 @pytest.fixture

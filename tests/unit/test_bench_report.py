@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import stdev
 
 import pytest
-from bench_fakes import GB, FakeClock, FakeEngine, FakeTokenizer, FakeWatch, fake_runtime
+from bench_fakes import FakeClock, FakeEngine, FakeTokenizer, FakeWatch, fake_runtime
 
 from treeeagle_edge.bench.arms import Bench
 from treeeagle_edge.bench.compare import read_document, with_comparison
@@ -20,6 +20,7 @@ from treeeagle_edge.bench.samples import BenchRun, Divergence, Limits, Sample
 from treeeagle_edge.bench.stats import bench_row, scenario_rows
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.sampling_params import SamplingParams
+from treeeagle_edge.units import GB
 
 SETTINGS = {
     "model": "m",

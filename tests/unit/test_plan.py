@@ -15,7 +15,7 @@ from plan_cases import LLAMA, usual
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
-from treeeagle_edge.plan import GB, format_gb, plan_memory, plan_slots
+from treeeagle_edge.plan import plan_memory, plan_slots
 from treeeagle_edge.plan_bytes import (
     ATTENTION_SCORES,
     PREFILL_CHUNK,
@@ -27,6 +27,7 @@ from treeeagle_edge.plan_bytes import (
     step_bytes,
 )
 from treeeagle_edge.rounds import TreeShape
+from treeeagle_edge.units import GB, format_gb
 
 DEMO = KNOWN_MODELS["smollm2-135m"]
 TREE = TreeShape(4, 4, 24)

@@ -13,13 +13,14 @@ from treeeagle_edge.hardware_cpu import Cpu, Ram
 from treeeagle_edge.hardware_nvidia import Gpu
 from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.known_models import KNOWN_MODELS
-from treeeagle_edge.plan import GB, MemoryPlan, plan_memory
+from treeeagle_edge.plan import MemoryPlan, plan_memory
 from treeeagle_edge.plan_bytes import PREFILL_CHUNK, SCRATCH_ROWS
 from treeeagle_edge.profile_config import load_profile
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
 from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.units import GB
 
 DEMO = KNOWN_MODELS["smollm2-135m"]
 TREE = TreeShape(4, 4, 24)

@@ -10,13 +10,13 @@ from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.hardware_cpu import Cpu, Ram
 from treeeagle_edge.hardware_nvidia import Gpu
 from treeeagle_edge.kernels.native import loader
-from treeeagle_edge.plan import GB
 from treeeagle_edge.profile_config import parse_profile
 from treeeagle_edge.run_alternatives import alternatives
 from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
 from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.speed_estimate import estimate_speed
+from treeeagle_edge.units import GB
 from treeeagle_edge.widths import Widths, choose_widths
 
 LLAMA, TIED = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-4B"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.hub.repository import RemoteFile, Repository
-from treeeagle_edge.plan import format_size
+from treeeagle_edge.units import format_size
 
 
 class CacheFolder:

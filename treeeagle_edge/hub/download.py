@@ -17,7 +17,7 @@ from treeeagle_edge.hub.cache import CacheFolder, require_space
 from treeeagle_edge.hub.progress import CountedFile, Meter, Progress
 from treeeagle_edge.hub.repository import RemoteFile, Repository
 from treeeagle_edge.json_file import read_json
-from treeeagle_edge.plan import format_size
+from treeeagle_edge.units import format_size
 
 _CLIENT_BARS = "huggingface_hub.http_get"
 _MOST_BREAKS = 100  # of a line in one file, each after some bytes

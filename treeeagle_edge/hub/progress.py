@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from treeeagle_edge.plan import format_size
+from treeeagle_edge.units import format_size
 
 Progress = Callable[[str], None]
 

@@ -15,10 +15,10 @@ from treeeagle_edge.backend import NATIVE_BITS
 from treeeagle_edge.fetch import DEMO_MODEL
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.paths import cache_dir
-from treeeagle_edge.plan import GB, format_gb
 from treeeagle_edge.plan_bytes import block_bytes, embedding_bytes, head_bytes
 from treeeagle_edge.run_plan import RunPlan
 from treeeagle_edge.run_shapes import PlannedModel
+from treeeagle_edge.units import GB, format_gb
 from treeeagle_edge.widths import Widths
 
 OK, WARN, FAIL = "ok", "warn", "fail"

@@ -10,7 +10,6 @@ from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.fetch import DEMO_MODEL
 from treeeagle_edge.hardware import Hardware, detect, imagine_gpu
 from treeeagle_edge.known_models import find_known
-from treeeagle_edge.plan import format_gb
 from treeeagle_edge.profile_config import choose_profile
 from treeeagle_edge.profiling import checks
 from treeeagle_edge.profiling.checks import FAIL, OK, WARN, Check, download_bytes
@@ -19,6 +18,7 @@ from treeeagle_edge.run_alternatives import alternatives
 from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
 from treeeagle_edge.run_shapes import PlannedModel, planned_model
 from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.units import format_gb
 
 Progress = Callable[[str], None]
 

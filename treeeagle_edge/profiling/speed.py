@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from treeeagle_edge.hardware import Hardware
-from treeeagle_edge.plan import GB, format_gb
 from treeeagle_edge.profiling.checks import WARN, Check
 from treeeagle_edge.run_plan import RunPlan
 from treeeagle_edge.speed_estimate import SpeedEstimate, estimate_speed
+from treeeagle_edge.units import GB, format_gb
 
 # What people have in each class of memory: (GB, card, GB/s of the data sheet); for a card that is not here.
 TYPICAL_CARDS = (

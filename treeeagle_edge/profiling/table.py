@@ -9,12 +9,13 @@ from textwrap import dedent
 from treeeagle_edge.hardware import Hardware, imagine_gpu
 from treeeagle_edge.hardware_cpu import Cpu, Ram
 from treeeagle_edge.known_models import KNOWN_MODELS
-from treeeagle_edge.plan import GB, MemoryPlan, format_gb
+from treeeagle_edge.plan import MemoryPlan
 from treeeagle_edge.plan_bytes import head_bytes, step_bytes
 from treeeagle_edge.run_alternatives import alternatives
 from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
 from treeeagle_edge.run_shapes import PlannedModel
 from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.units import GB, format_gb
 
 MODELS = (
     "meta-llama/Llama-3.1-8B-Instruct",
