@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
 
 from treeeagle_edge.answer import Answer, Speculation
 from treeeagle_edge.errors import InputError
@@ -14,28 +13,10 @@ from treeeagle_edge.prompt import Prompt, TextCodec, Turn, build_messages, build
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.stream import StopFilter, TextStream
+from treeeagle_edge.token_engine import TokenEngine
 
 ANSWER_ROOM = 256  # tokens kept free for an answer, where no other length was asked for
 SLACK_SHARE = 4  # one part in four of the context is freed when old turns have to go
-
-
-class TokenEngine(Protocol):
-    """What a session asks of the engine: ids in, rounds out."""
-
-    @property
-    def context(self) -> int:
-        """Longest prompt and answer together, in tokens."""
-
-    def generate(
-        self,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        speculate: bool = True,
-        reuse_prefix: bool = True,
-        tree: TreeShape | None = None,
-    ) -> Iterator[Round]:
-        """Rounds until the answer ends; closing the iterator keeps the cache consistent."""
 
 
 @dataclass
@@ -149,8 +130,7 @@ class Session:
         draft = _Draft(
             TextStream(self.codec.decode), StopFilter(self.stops), min(params.max_tokens or limit, limit)
         )
-        # Any: an engine promises an iterator, and it is a generator, which can be closed
-        rounds: Any = self.engine.generate(prompt.ids, params, speculate=speculate, tree=tree)
+        rounds = self.engine.generate(prompt.ids, params, speculate=speculate, tree=tree)
         try:
             with closing(rounds):
                 for step in rounds:
@@ -219,7 +199,7 @@ class Session:
     ) -> Answer:
         first = draft.first_token_at or time.perf_counter()
         used = any(step.kind == "tree" for step in draft.rounds)
-        enabled = speculate and (used or bool(getattr(self.engine, "has_head", False)))
+        enabled = speculate and (used or self.engine.has_head)
         speculation = Speculation.of(draft.rounds, enabled=enabled)
         self.totals += speculation
         self.total_tokens += len(draft.ids)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Protocol
 
 from treeeagle_edge.bench.prompts import BenchPrompt
 from treeeagle_edge.bench.samples import (
@@ -23,51 +23,14 @@ from treeeagle_edge.bench.samples import (
 )
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.memory_watch import MemoryWatch
-from treeeagle_edge.prompt import Turn, build_messages
+from treeeagle_edge.prompt import TextCodec, Turn, build_messages
 from treeeagle_edge.rounds import Round
 from treeeagle_edge.sampling_params import SamplingParams
+from treeeagle_edge.token_engine import TokenEngine
 
 WARM_UP_TOKENS = 16
 QUICK_TOKENS = (64, 48, 32, 24, 16)
 QUICK_REPETITIONS = 3
-
-
-class BenchEngine(Protocol):
-    """What the bench needs of the engine."""
-
-    @property
-    def context(self) -> int:
-        """Longest prompt and answer together, in tokens."""
-
-    @property
-    def has_head(self) -> bool:
-        """Whether there is a tree arm."""
-
-    def generate(
-        self,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        speculate: bool = True,
-        reuse_prefix: bool = True,
-    ) -> Iterator[Round]:
-        """The prefill's Round, then one a verify pass."""
-
-    def tie_margin(self, ids: Sequence[int], a: int, b: int) -> float:
-        """|logit(a) - logit(b)| after `ids`."""
-
-
-class BenchTokenizer(Protocol):
-    """What the bench needs of the tokenizer."""
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`, no special tokens added."""
-
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of `ids`."""
-
-    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """`messages` through the model's own chat template."""
 
 
 def size_quick(pace: Pace, prompt_tokens: int, prompts: int, seconds: float) -> Limits:
@@ -89,8 +52,8 @@ class Bench:
     that a machine that warms up or slows down does so to both. No prefix is reused between answers.
     """
 
-    engine: BenchEngine
-    tokenizer: BenchTokenizer
+    engine: TokenEngine
+    tokenizer: TextCodec
     prompts: Sequence[BenchPrompt]
     params: SamplingParams
     speculate: bool = True
@@ -195,8 +158,8 @@ class Bench:
         rounds: list[Round] = []
         ids: list[int] = []
         stopped: int | None = None
-        stream = iter(self.engine.generate(case.ids, params, speculate=arm == TREE, reuse_prefix=False))
-        try:
+        stream = self.engine.generate(case.ids, params, speculate=arm == TREE, reuse_prefix=False)
+        with closing(stream):
             while stopped is None and not (rounds and rounds[-1].finish_reason):
                 began = self.clock()
                 item = next(stream, None)
@@ -207,10 +170,6 @@ class Bench:
                 ids += item.ids
                 self.watch.note()
                 stopped = self._stop_at(ids, len(item.ids))
-        finally:
-            close = getattr(stream, "close", None)
-            if close is not None:
-                close()
         return self._sample(case, arm, repetition, rounds, waits, ids if stopped is None else ids[:stopped])
 
     def _stop_at(self, ids: list[int], fresh: int) -> int | None:

@@ -6,40 +6,22 @@ makes of the trees is counted (`tally.py`); nothing is timed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from treeeagle_edge.bench.arms import BenchTokenizer
 from treeeagle_edge.bench.prompts import BenchPrompt, builtin_prompts, read_prompts
 from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.head_report.tally import Tally, tally
-from treeeagle_edge.prompt import Turn, build_messages
-from treeeagle_edge.rounds import Round, TreeShape
+from treeeagle_edge.prompt import TextCodec, Turn, build_messages
+from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.token_engine import TokenEngine
 
 if TYPE_CHECKING:
     from treeeagle_edge.runtime import Runtime
-
-
-class EvalEngine(Protocol):
-    """What the measurement needs of the engine."""
-
-    @property
-    def context(self) -> int:
-        """Longest prompt and answer together, in tokens."""
-
-    def generate(
-        self,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        reuse_prefix: bool = True,
-        tree: TreeShape | None = None,
-    ) -> Iterator[Round]:
-        """The prefill's Round, then one a verify pass, drafting trees of the shape `tree`."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +119,8 @@ def evaluate(
 
 
 def measure(
-    engine: EvalEngine,
-    tokenizer: BenchTokenizer,
+    engine: TokenEngine,
+    tokenizer: TextCodec,
     sets: Sequence[PromptSet],
     shapes: Sequence[TreeShape],
     params: SamplingParams,
@@ -172,7 +154,7 @@ def measure(
     return HeadReport(tuple(answers), answered, len(questions))
 
 
-def _prompt_ids(tokenizer: BenchTokenizer, prompt: BenchPrompt, context: int) -> list[int]:
+def _prompt_ids(tokenizer: TextCodec, prompt: BenchPrompt, context: int) -> list[int]:
     """The first turn through the model's chat template, as ids."""
     messages = build_messages(None, [Turn(prompt.turns[0])])
     ids = tokenizer.encode(tokenizer.render(messages, add_generation_prompt=True))
