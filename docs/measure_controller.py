@@ -33,7 +33,7 @@ from measuring.runs import (
 )
 from measuring.timing import Decoded, decode, in_turn
 
-from treeeagle_edge.bench.report import aligned_table
+from treeeagle_edge.markdown_table import aligned_table
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.runtime import Runtime
 from treeeagle_edge.sampling_params import SamplingParams

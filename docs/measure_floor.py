@@ -25,9 +25,9 @@ from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteri
 
 from treeeagle_edge.bench.arms import Bench
 from treeeagle_edge.bench.prompts import builtin_prompts
-from treeeagle_edge.bench.report import aligned_table
 from treeeagle_edge.bench.run import environment_of
 from treeeagle_edge.bench.samples import PLAIN, TREE, Case, first_difference
+from treeeagle_edge.markdown_table import aligned_table
 from treeeagle_edge.models import resolve_model
 from treeeagle_edge.runtime import load_runtime
 from treeeagle_edge.sampling_params import SamplingParams

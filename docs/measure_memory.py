@@ -80,7 +80,7 @@ def measure(chosen: argparse.Namespace, bits: int) -> dict[str, Any]:
 
 def table(results: list[dict[str, Any]]) -> str:
     """One row a width."""
-    from treeeagle_edge.bench.report import aligned_table
+    from treeeagle_edge.markdown_table import aligned_table
 
     header = ("bits", "weights + head + pool", "imports", f"bar: {FACTOR} x + imports", "most while answering",
               "most while loading")  # fmt: skip

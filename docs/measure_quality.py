@@ -24,7 +24,7 @@ from measuring.runs import Report, add_prompts, as_ids, load, parser, questions,
 from measuring.timing import decode
 from torch import Tensor
 
-from treeeagle_edge.bench.report import aligned_table
+from treeeagle_edge.markdown_table import aligned_table
 from treeeagle_edge.model_protocols import TargetModel
 from treeeagle_edge.sampling_params import SamplingParams
 

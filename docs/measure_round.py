@@ -32,10 +32,10 @@ from measuring.runs import (
 )
 from measuring.timing import Spread, in_turn
 
-from treeeagle_edge.bench.report import aligned_table
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.kernels.native.library import library
+from treeeagle_edge.markdown_table import aligned_table
 from treeeagle_edge.rounds import Round
 from treeeagle_edge.sampling_params import SamplingParams
 

@@ -27,10 +27,10 @@ from measuring.runs import Report, add_bits, parser, run, say
 from measuring.timing import in_turn
 
 from treeeagle_edge.bench.plot import check_plot, save
-from treeeagle_edge.bench.report import aligned_table
 from treeeagle_edge.costs import CostModel, CostTable
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.kernels.native.team import Team
+from treeeagle_edge.markdown_table import aligned_table
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.native_head import NativeHead
 from treeeagle_edge.native_target import load_native_target

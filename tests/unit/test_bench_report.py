@@ -13,12 +13,14 @@ from bench_fakes import FakeClock, FakeEngine, FakeTokenizer, FakeWatch, fake_ru
 
 from treeeagle_edge.bench.arms import Bench
 from treeeagle_edge.bench.compare import read_document, with_comparison
+from treeeagle_edge.bench.document import build_document, divergence_note, parity_text
 from treeeagle_edge.bench.memory import MemoryUse, memory_document
 from treeeagle_edge.bench.prompts import BenchPrompt
-from treeeagle_edge.bench.report import aligned_table, build_document, divergence_note, parity_text, render
+from treeeagle_edge.bench.report import render
 from treeeagle_edge.bench.samples import BenchRun, Divergence, Limits, Sample
 from treeeagle_edge.bench.stats import bench_row, scenario_rows
 from treeeagle_edge.errors import InputError
+from treeeagle_edge.markdown_table import aligned_table
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.units import GB
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treeeagle_edge.bench.report import SCHEMA, Document
+from treeeagle_edge.bench.document import SCHEMA, Document
 from treeeagle_edge.errors import InputError, reason_of
 
 _HINT = "give a file written by: treeeagle bench -o json > FILE"

@@ -13,9 +13,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from treeeagle_edge.bench.arms import Bench, size_quick
+from treeeagle_edge.bench.document import Document, build_document
 from treeeagle_edge.bench.memory import MemoryUse, memory_document
 from treeeagle_edge.bench.prompts import BenchPrompt
-from treeeagle_edge.bench.report import Document, build_document
 from treeeagle_edge.bench.samples import BenchRun, Limits
 from treeeagle_edge.memory_watch import MemoryWatch
 from treeeagle_edge.sampling_params import SamplingParams

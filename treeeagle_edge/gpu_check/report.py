@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treeeagle_edge.bench.report import aligned_table
+from treeeagle_edge.markdown_table import aligned_table
 
 Document = dict[str, Any]
 

@@ -32,10 +32,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treeeagle_edge.bench.report import Document, aligned_table
+from treeeagle_edge.bench.document import Document
 from treeeagle_edge.bench.run import environment_of
 from treeeagle_edge.head_report.evaluate import EvalOptions, HeadReport
 from treeeagle_edge.head_report.tally import Tally, bin_edges, total
+from treeeagle_edge.markdown_table import aligned_table, number
 
 if TYPE_CHECKING:
     from treeeagle_edge.runtime import Runtime
@@ -148,7 +149,7 @@ def render(document: Document, output: str) -> str:
         f"Calibration with {largest} nodes: of drafted nodes whose parent was accepted, the head's probability for"
         " them and the share accepted:",
         _calibration_table(document["summary"]["calibration"]["bins"]),
-        f"Expected calibration error: {_number(error, 3)}",
+        f"Expected calibration error: {number(error, 3)}",
         "\n".join(f"- {note}" for note in document["notes"]),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -181,7 +182,7 @@ def _tokens_table(document: Document) -> str:
             row["name"].replace("|", "\\|"),
             f"{row['questions']:,}",
             f"{row['budgets'][-1]['tokens']:,}",
-            *(_number(entry["tokens_per_round"], 2) for entry in row["budgets"]),
+            *(number(entry["tokens_per_round"], 2) for entry in row["budgets"]),
         )
         for row in _all_rows(document)
     ]
@@ -205,16 +206,12 @@ def _calibration_table(bins: Sequence[Mapping[str, Any]]) -> str:
         (
             f"{item['from']:.1f} to {item['to']:.1f}",
             f"{item['nodes']:,}",
-            _number(item["predicted"], 3),
-            _number(item["observed"], 3),
+            number(item["predicted"], 3),
+            number(item["observed"], 3),
         )
         for item in bins
     ]
     return aligned_table(("probability", "nodes", "predicted", "accepted"), rows)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def _percent(share: float | None) -> str:
