@@ -99,7 +99,7 @@ def usual_head(target: ModelConfig, *, draft_vocab: int, theta: float = 10_000.0
     return HeadConfig(
         hidden_size=target.hidden_size,
         target_hidden_size=target.hidden_size,
-        num_taps=3,
+        num_taps=len(target.default_taps),
         taps=target.default_taps,
         intermediate_size=target.intermediate_size,
         num_heads=target.num_heads,

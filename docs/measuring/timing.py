@@ -78,11 +78,6 @@ class Decoded:
         """Sum of (accepted + 1) by verify passes."""
         return sum(item.accepted + 1 for item in self.rounds) / len(self.rounds)
 
-    @property
-    def nodes_per_round(self) -> float:
-        """Drafted nodes by verify passes."""
-        return sum(item.drafted for item in self.rounds) / len(self.rounds)
-
 
 def decode(
     engine: Engine,

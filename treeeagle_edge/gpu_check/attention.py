@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from treeeagle_edge.gpu_check.cases import random_tree
+from treeeagle_edge.gpu_check.inputs import random_tree
 from treeeagle_edge.gpu_check.linears import BANDWIDTH
 from treeeagle_edge.gpu_check.models import draw
 from treeeagle_edge.gpu_check.probe import Finding, Probe, Row

@@ -1,6 +1,6 @@
-"""Inputs for every Triton kernel, with what the plain PyTorch that defines it gives for them.
+"""A call of every Triton kernel in several shapes, beside the same call in the plain PyTorch that defines the kernel.
 
-Triton is imported by the calls, so that the list can be made where it is not installed.
+Triton is imported by the calls, so that the list can be made where Triton is not installed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from treeeagle_edge.gpu_check.inputs import empty_pool, floats_of, normal, random_tree, scattered_slots
 from treeeagle_edge.kernels import reference
 from treeeagle_edge.kernels.triton import reference as plain
 from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE, HeadNorm, KVScales, Pool
@@ -120,19 +121,19 @@ def write_case(device: torch.device, heads: tuple[int, int, int], dtype: torch.d
     """Keys and values to their slots."""
     _, kv_heads, dim = heads
     kv = normal((rows, 2 * kv_heads, dim), 1, device, torch.bfloat16)
-    slots = _scattered(rows, device)
+    slots = scattered_slots(rows, device)
 
     def ours() -> tuple[Tensor, ...]:
         from treeeagle_edge.kernels.triton import kv_write
 
-        pool = _pool(2 * rows, kv_heads, dim, dtype, device)
+        pool = empty_pool(2 * rows, kv_heads, dim, dtype, device)
         kv_write.write(kv, slots, pool)
-        return _stands_for(pool)
+        return floats_of(pool)
 
     def expected() -> tuple[Tensor, ...]:
-        pool = _pool(2 * rows, kv_heads, dim, dtype, device)
+        pool = empty_pool(2 * rows, kv_heads, dim, dtype, device)
         plain.write(kv, slots, pool)
-        return _stands_for(pool)
+        return floats_of(pool)
 
     return Case(f"KV write {kv_heads}x{dim} {_name(dtype)}, {rows} rows", dtype, ours, expected)
 
@@ -150,19 +151,19 @@ def rotate_case(
         if normalizes
         else None
     )
-    slots = _scattered(rows, device)
+    slots = scattered_slots(rows, device)
 
     def ours() -> tuple[Tensor, ...]:
         from treeeagle_edge.kernels.triton import kv_write
 
-        pool = _pool(2 * rows, kv_heads, dim, dtype, device)
+        pool = empty_pool(2 * rows, kv_heads, dim, dtype, device)
         query = kv_write.rotate_and_write(qkv, rotation, slots, pool, torch.float32, norm)
-        return query, *_stands_for(pool)
+        return query, *floats_of(pool)
 
     def expected() -> tuple[Tensor, ...]:
-        pool = _pool(2 * rows, kv_heads, dim, dtype, device)
+        pool = empty_pool(2 * rows, kv_heads, dim, dtype, device)
         query = plain.rotate_and_write(qkv, rotation, slots, pool, torch.float32, norm)
-        return query, *_stands_for(pool)
+        return query, *floats_of(pool)
 
     what = "norm, rotate and write" if normalizes else "rotate and write"
     return Case(f"{what} {query_heads}/{kv_heads}x{dim} {_name(dtype)}, {rows} rows", dtype, ours, expected)
@@ -220,36 +221,6 @@ def product_case(device: torch.device, dtype: torch.dtype, rows: int, out_size: 
         return (plain.matmul_4bit(x, packed, absmax, code, bias),)
 
     return Case(f"4-bit product {_name(dtype)}, {rows} x {in_size} -> {out_size}", dtype, ours, expected)
-
-
-def normal(shape: tuple[int, ...], seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Normally distributed numbers, the same on every device."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
-
-
-def random_tree(rows: int) -> Tensor:
-    """[rows, rows] bool: each row sees itself and its ancestors in a random tree."""
-    generator = torch.Generator().manual_seed(rows)
-    visible = torch.eye(rows, dtype=torch.bool)
-    for row in range(1, rows):
-        visible[row] |= visible[int(torch.randint(0, row, (1,), generator=generator))]
-    return visible
-
-
-def _scattered(rows: int, device: torch.device) -> Tensor:
-    return torch.randperm(2 * rows, generator=torch.Generator().manual_seed(7))[:rows].to(device)
-
-
-def _pool(slots: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> Pool:
-    keys, values = (torch.zeros(slots, kv_heads, dim, dtype=dtype, device=device) for _ in range(2))
-    if dtype != torch.int8:
-        return Pool(keys, values)
-    k, v = (torch.zeros(slots, kv_heads, device=device) for _ in range(2))
-    return Pool(keys, values, KVScales(k, v))
-
-
-def _stands_for(pool: Pool) -> tuple[Tensor, Tensor]:
-    return (pool.keys, pool.values) if pool.scales is None else plain.dequantize(pool)
 
 
 def _name(dtype: torch.dtype) -> str:

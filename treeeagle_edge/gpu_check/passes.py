@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treeeagle_edge.gpu_check.cases import random_tree
+from treeeagle_edge.gpu_check.inputs import random_tree
 from treeeagle_edge.gpu_check.models import FREE, RandomModel, draw
 from treeeagle_edge.gpu_check.probe import Finding, Probe, Row
 from treeeagle_edge.gpu_check.sizes import Model

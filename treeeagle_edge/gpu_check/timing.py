@@ -13,11 +13,11 @@ from typing import TypeVar
 
 import torch
 
+from treeeagle_edge.cuda_graphs import CudaCapture
 from treeeagle_edge.errors import CannotRunError, TreeEagleError, reason_of
 
 Item = TypeVar("Item")
 EAGER, GRAPH = "eager", "graph"
-_WARM_UPS = 2
 _LEAST_SAMPLES = 3
 
 
@@ -40,35 +40,23 @@ class Timing:
     how: str
 
 
-def as_graph(call: Callable[[], object], device: torch.device, per: int = 1) -> Arm:
-    """`call`, captured as a CUDA graph after it ran twice; `per` as in `Arm`.
+def as_graph(call: Callable[[], object], device: torch.device) -> Arm:
+    """`call`, captured as a CUDA graph in the way that the engine captures its rounds.
 
     Raises CannotRunError on the CPU, RuntimeError where `call` does what a graph cannot hold.
     """
-    if device.type != "cuda":
-        raise CannotRunError("CUDA graphs need a CUDA device", "run this on the machine with the card")
-    current, aside = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-    aside.wait_stream(current)
-    with torch.cuda.stream(aside):
-        for _ in range(_WARM_UPS):
-            call()
-    current.wait_stream(aside)
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return Arm(graph.replay, per, GRAPH)
+    return Arm(CudaCapture(device)(repeated(call, 1)), how=GRAPH)
 
 
-def fastest_arm(call: Callable[[], object], device: torch.device, per: int = 1) -> tuple[Arm, str | None]:
+def fastest_arm(call: Callable[[], object], device: torch.device) -> tuple[Arm, str | None]:
     """`call` as a graph, or as it is, with the reason why it could not be captured."""
     try:
-        return as_graph(call, device, per), None
+        return as_graph(call, device), None
     except CannotRunError as error:
-        return Arm(call, per), error.message
+        return Arm(call), error.message
     except RuntimeError as error:
         torch.cuda.synchronize(device)  # raises where more is broken than the capture
-        return Arm(call, per), f"not captured: {said(error)}"
+        return Arm(call), f"not captured: {said(error)}"
 
 
 def interleaved(

@@ -68,7 +68,7 @@ def build_report(
         found.append(Check("device", FAIL, problem.message, problem.hint))
     if hardware is None:
         return ProfileReport(tuple(found), None, None, (), _cannot(problem))
-    found += _device_checks(hardware, settings, imagined=gpu_memory is not None, failed=problem is not None)
+    found += _device_checks(hardware, imagined=gpu_memory is not None, failed=problem is not None)
     found += checks.check_cpu(hardware)
     plan, refusal = _plan(settings, hardware)
     problem = problem or refusal
@@ -100,7 +100,7 @@ def _look(settings: RunSettings, gpu_memory: float | None) -> tuple[Hardware | N
     return (here if gpu_memory is None else imagine_gpu(here, gpu_memory)), None
 
 
-def _device_checks(hardware: Hardware, settings: RunSettings, *, imagined: bool, failed: bool) -> list[Check]:
+def _device_checks(hardware: Hardware, *, imagined: bool, failed: bool) -> list[Check]:
     if imagined:
         text = f"planning for a card with {format_gb(hardware.total)}, whether or not it is here"
         return [

@@ -15,24 +15,6 @@ from treeeagle_edge.models import resolve_head
 _LAYER = "layers.0."
 
 
-def head_config(target: ModelConfig, draft_vocab_size: int) -> HeadConfig:
-    """A head of the target's own widths, which taps the usual three layers."""
-    return HeadConfig(
-        hidden_size=target.hidden_size,
-        target_hidden_size=target.hidden_size,
-        num_taps=len(target.default_taps),
-        taps=target.default_taps,
-        intermediate_size=target.intermediate_size,
-        num_heads=target.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        vocab_size=target.vocab_size,
-        draft_vocab_size=draft_vocab_size,
-        rms_norm_eps=target.rms_norm_eps,
-        rope_theta=target.rope.theta,
-    )
-
-
 def lm_head_rows(checkpoint: Checkpoint, ids: Tensor) -> Tensor:
     """[len(ids), Ht] float32 rows of the target's lm_head."""
     tied = checkpoint.config.tie_word_embeddings

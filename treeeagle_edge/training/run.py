@@ -14,6 +14,7 @@ from treeeagle_edge.bench.prompts import builtin_prompts, read_prompts
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.json_file import write_json
+from treeeagle_edge.known_models import usual_head
 from treeeagle_edge.tokenizer.codec import Tokenizer
 from treeeagle_edge.training.corpus import Corpus, draft_vocabulary, open_corpus
 from treeeagle_edge.training.export import write_head
@@ -21,7 +22,6 @@ from treeeagle_edge.training.features import write_features
 from treeeagle_edge.training.initial import (
     from_head,
     from_last_layer,
-    head_config,
     lm_head_rows,
     open_initial,
 )
@@ -109,7 +109,7 @@ def _start(
     size = min(run.draft_vocab, target.vocab_size)
     ids = draft_vocabulary(corpus.counts, size, target.vocab_size, tokenizer.stop_ids)
     if run.init is None:
-        config = head_config(target, size)
+        config = usual_head(target, draft_vocab=size, theta=target.rope.theta)
         tensors = from_last_layer(checkpoint, config, ids, run.training.seed)
     else:
         initial = open_initial(run.init, source.name, target)
