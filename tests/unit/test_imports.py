@@ -83,7 +83,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "speed_estimate",
             "memory_watch",
         ),
-        *("models", "fetch", "hub", "hub.*", "pull"),
+        *("models", "fetch", "hub", "hub.*", "pip_download", "pull"),
     ),
     "runtime": ("planned_models", "runtime"),
     "tools": (
@@ -138,6 +138,7 @@ LIGHT = (
         "fetch",
         "hub",
         "hub.*",
+        "pip_download",
         "pull",
         "cli",
         "cli.*",
