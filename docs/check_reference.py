@@ -28,8 +28,8 @@ from treeeagle_edge.head import Head
 from treeeagle_edge.head_checkpoint import open_head
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.limits import MAX_EXPANSIONS
 from treeeagle_edge.models import BUNDLED_HEADS, resolve_model
-from treeeagle_edge.passes import MAX_EXPANSIONS
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.target import Target, load_target

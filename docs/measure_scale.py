@@ -30,11 +30,11 @@ from treeeagle_edge.bench.plot import check_plot, save
 from treeeagle_edge.costs import CostModel, CostTable
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.kernels.native.team import Team
+from treeeagle_edge.limits import MAX_EXPANSIONS
 from treeeagle_edge.markdown_table import aligned_table
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.native_head import NativeHead
 from treeeagle_edge.native_target import load_native_target
-from treeeagle_edge.passes import MAX_EXPANSIONS
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32)
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 31)  # nodes

@@ -7,9 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treeeagle_edge.kernels.view import AttentionView, BatchView
-
-# elements: longer prompts are attended in blocks of query rows that need no more at a time
-MAX_SCORES = 8 * 2**20
+from treeeagle_edge.limits import ATTENTION_SCORES
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView | BatchView) -> Tensor:
@@ -34,7 +32,7 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView |
         read = v[:shared] if view.beyond is None else v[:shared].masked_fill(view.beyond[:, None, None], 0.0)
         v = torch.cat((read, v[shared:].nan_to_num(0.0, 0.0, 0.0)))
     rows, heads = query.shape[0], query.shape[1]
-    step = max(1, MAX_SCORES // (heads * k.shape[0]))
+    step = max(1, ATTENTION_SCORES // (heads * k.shape[0]))
     if rows <= step:
         return _attend(scaled, k, v, hidden).to(query.dtype)
     blocks = [

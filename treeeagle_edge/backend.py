@@ -8,9 +8,9 @@ from treeeagle_edge.config.quantised import check_width
 from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.model_config import ModelConfig, StoredWidth
+from treeeagle_edge.plan_native import BLOCK
 
 NATIVE_BITS = (4, 8)
-_BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ def _native_or_reason(bits: int, device: str, config: ModelConfig, head: HeadCon
         return Backend(False, f"they hold 4 or 8 bits, not {bits}", "use --bits 4 or --bits 8")
     shapes: tuple[ModelConfig | HeadConfig, ...] = (config,) if head is None else (config, head)
     widths = [width for it in shapes for width in (it.hidden_size, it.intermediate_size, it.head_dim)]
-    odd = [width for width in widths if width % _BLOCK]
+    odd = [width for width in widths if width % BLOCK]
     if odd:
-        return Backend(False, f"a width of {odd[0]} is no multiple of {_BLOCK}", "use --kernels torch")
+        return Backend(False, f"a width of {odd[0]} is no multiple of {BLOCK}", "use --kernels torch")
     from treeeagle_edge.kernels.native.loader import problem
 
     found = problem()

@@ -18,8 +18,9 @@ from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.host_rounds import AnswerRounds, HostRounds
 from treeeagle_edge.kernels.dispatch import TRITON, serving
 from treeeagle_edge.kv_pool import KVPool, PoolUsage
+from treeeagle_edge.limits import MAX_EXPANSIONS
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
-from treeeagle_edge.passes import MAX_EXPANSIONS, Passes
+from treeeagle_edge.passes import Passes
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling import Sampler
 from treeeagle_edge.sampling_params import SamplingParams

@@ -15,14 +15,12 @@ from treeeagle_edge.drafter import drafter_for
 from treeeagle_edge.growth import Growth
 from treeeagle_edge.kernels.dispatch import use_backend
 from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.limits import MAX_EXPANSIONS, PREFILL_CHUNK
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
 from treeeagle_edge.pass_rows import FeatureRows, PassRows
 from treeeagle_edge.sequence import LiveSequence
 from treeeagle_edge.target import TargetOutput
 from treeeagle_edge.tree import DraftTree
-
-PREFILL_CHUNK = 256  # rows a pass: bounds the workspace whatever the prompt's length
-MAX_EXPANSIONS = 512  # scratch rows of the head's store: bounds (depth - 1) * branching
 
 
 class Passes:

@@ -9,10 +9,9 @@ from treeeagle_edge import plan_native
 from treeeagle_edge import plan_split as split
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.head_config import HeadConfig
+from treeeagle_edge.limits import MAX_EXPANSIONS, PREFILL_CHUNK
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.plan_bytes import (
-    PREFILL_CHUNK,
-    SCRATCH_ROWS,
     block_bytes,
     embedding_bytes,
     final_norm_bytes,
@@ -222,7 +221,7 @@ class _Run:
             self.head,
             rows=PREFILL_CHUNK + 1,
             slots=slots,
-            expanded=SCRATCH_ROWS,
+            expanded=MAX_EXPANSIONS,
             threads=self.threads,
         )
         return buffers + logit_bytes(self.model, self.tree)

@@ -12,9 +12,9 @@ from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.head import Head
 from treeeagle_edge.head_checkpoint import open_head
 from treeeagle_edge.known_models import find_known
+from treeeagle_edge.limits import MAX_EXPANSIONS, PREFILL_CHUNK
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
 from treeeagle_edge.models import resolve_head, resolve_model
-from treeeagle_edge.passes import MAX_EXPANSIONS, PREFILL_CHUNK
 from treeeagle_edge.profile_config import MemoryProfile
 from treeeagle_edge.rounds import MAX_BRANCHING
 from treeeagle_edge.run_alternatives import require_fit

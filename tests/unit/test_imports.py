@@ -27,6 +27,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "kv_store",
         "widths",
         "growth_rule",
+        "limits",
         "token_engine",
     ),
     "kernels": ("kernels", "kernels.*", "profiles"),

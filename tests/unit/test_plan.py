@@ -15,17 +15,9 @@ from plan_cases import LLAMA, usual
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
+from treeeagle_edge.limits import MAX_EXPANSIONS
 from treeeagle_edge.plan import plan_memory, plan_slots
-from treeeagle_edge.plan_bytes import (
-    ATTENTION_SCORES,
-    PREFILL_CHUNK,
-    SCRATCH_ROWS,
-    block_bytes,
-    embedding_bytes,
-    linear_bytes,
-    rotary_bytes,
-    step_bytes,
-)
+from treeeagle_edge.plan_bytes import block_bytes, embedding_bytes, linear_bytes, rotary_bytes, step_bytes
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.units import GB, format_gb
 
@@ -193,15 +185,6 @@ def test_sizes_are_printed_for_people():
     assert shown == ["0.00 GB", "0.31 GB", "0.99 GB", "1.0 GB", "8.3 GB"]
 
 
-def test_the_plan_counts_what_the_code_allocates():
-    """Numbers repeated here, so that planning imports no torch, are those of the code that allocates."""
-    from treeeagle_edge import passes
-    from treeeagle_edge.kernels import reference
-
-    assert (passes.PREFILL_CHUNK, passes.MAX_EXPANSIONS) == (PREFILL_CHUNK, SCRATCH_ROWS)
-    assert reference.MAX_SCORES == ATTENTION_SCORES
-
-
 def test_planning_imports_no_torch():
     code = (
         "import sys; from treeeagle_edge.run_plan import pick_profile, plan_run, RunSettings;"
@@ -248,7 +231,7 @@ def test_planned_head_is_the_one_that_is_held(bits, head_bits):
     head = Head(
         checkpoint,
         lambda ids: ids,
-        slots=made.slots + SCRATCH_ROWS,
+        slots=made.slots + MAX_EXPANSIONS,
         context=512,
         dtype=torch.float32 if bits == 32 and head_bits is None else torch.bfloat16,
         device=torch.device("cpu"),

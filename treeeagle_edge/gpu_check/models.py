@@ -20,10 +20,10 @@ from treeeagle_edge.head_checkpoint import HeadCheckpoint
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.limits import MAX_EXPANSIONS
 from treeeagle_edge.linear import check_bits
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.pass_rows import TensorHead
-from treeeagle_edge.passes import MAX_EXPANSIONS
 from treeeagle_edge.target import Target, compute_dtype
 from treeeagle_edge.target_weights import TargetWeights, load_weights
 from treeeagle_edge.tensor_shapes import expected_shapes
