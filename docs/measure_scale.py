@@ -73,9 +73,8 @@ def measure(timers: dict[str, PassTimer], turns: int) -> dict[str, CostTable]:
     for name in timers:
         verify = tuple(median(found[f"{name}, verify {rows}"]) for rows in ROWS)
         short, deep = (median(found[f"{name}, draft {levels}"]) for levels in LEVELS)
-        step = max(
-            (deep - short) / (LEVELS[1] - LEVELS[0]), short / 20
-        )  # never free, whatever the clock says
+        # never free, whatever the clock says
+        step = max((deep - short) / (LEVELS[1] - LEVELS[0]), short / 20)
         tables[name] = CostTable(ROWS, verify, short, step)
     return tables
 

@@ -17,17 +17,16 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView |
     head h reads KV head h // (heads / kv_heads). Returns [M, heads, head_dim] in the dtype of `query`.
 
     Q is scaled before the product and everything is accumulated in fp32, so that large Q and K cannot overflow a
-    16-bit range. K and V are never repeated for the grouped heads. A slot that a row may not read never reaches it,
-    not even as 0 x NaN: a node whose numbers are not finite spoils itself and its descendants only.
+    16-bit range. K and V are never repeated for grouped heads. What a row may not read never reaches it, not even as
+    0 x NaN: a node whose numbers are not finite spoils only itself and its descendants.
     """
     if isinstance(view, BatchView):
         return _attend_each(query, keys, values, view)
     scaled = query.float() * query.shape[-1] ** -0.5
     k, v = view.read(keys).float(), view.read(values).float()
     hidden = None if view.is_open else view.hidden
-    if (
-        hidden is not None
-    ):  # weights of 0 do not silence NaN in V; a row that may read it has NaN scores from K
+    # a weight of 0 times NaN is NaN, so NaN in V has to go; a row that may read it still has NaN scores from K
+    if hidden is not None:
         shared = view.prefix.shape[0]
         read = v[:shared] if view.beyond is None else v[:shared].masked_fill(view.beyond[:, None, None], 0.0)
         v = torch.cat((read, v[shared:].nan_to_num(0.0, 0.0, 0.0)))
@@ -56,7 +55,7 @@ def _attend(scaled: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tens
 
 
 def _attend_each(query: Tensor, keys: Tensor, values: Tensor, view: BatchView) -> Tensor:
-    """[M, heads, hd]: every row over keys of its own, in fp32 as PyTorch's own attention computes it."""
+    """[M, heads, hd]: every row over keys of its own, by PyTorch's scaled_dot_product_attention."""
     rows = query.shape[0]
     k, v = (
         pool[view.slots.flatten()].view(rows, -1, *pool.shape[1:]).transpose(1, 2) for pool in (keys, values)

@@ -1,4 +1,4 @@
-"""Which model architectures run here, and by what name and for what reason the others are refused."""
+"""Which model architectures run here, and the reason that the others are refused with."""
 
 from __future__ import annotations
 

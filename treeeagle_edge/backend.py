@@ -1,4 +1,4 @@
-"""Which kernels run a model: the native ones where they can be had, PyTorch's elsewhere."""
+"""Which kernels run a model: the native ones where they can serve, PyTorch's elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NATIVE_BITS = (4, 8)
 
 @dataclass(frozen=True)
 class Backend:
-    """A choice of kernels and, where they are not the best thinkable, why."""
+    """A choice of kernels and, where faster ones would be possible, why they were not chosen."""
 
     native: bool
     reason: str | None = None  # a sentence, None where the best choice was possible
@@ -40,15 +40,18 @@ def choose_backend(
             f"native kernels cannot run this: {backend.reason}", backend.hint or "use --kernels torch"
         )
     if bits not in NATIVE_BITS or device != "cpu":
-        return Backend(native=False)  # nothing is missing: these were never native
+        return Backend(
+            native=False
+        )  # no reason to give: these widths and devices never run on native kernels
     return backend
 
 
 def stored_bits(stored: StoredWidth, asked: int | None, backend: Backend) -> int:
     """Bits that a repository of quantised weights runs at: as stored on PyTorch's kernels, 8 on native ones.
 
-    Native kernels hold blocks of their own: 8-bit ones keep nearly all of the stored values, 4-bit ones, which a person
-    may ask for, round them again. Raises UsageError for a width that PyTorch's would have to quantise again.
+    Native kernels convert stored weights to blocks of their own. At 8 bits that loses next to nothing. At 4, which a
+    person may ask for, the values are rounded once more. Raises UsageError for a width that PyTorch's kernels would
+    have to quantise again for.
     """
     if backend.native:
         return asked or 8

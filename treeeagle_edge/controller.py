@@ -1,4 +1,4 @@
-"""Sizes each round's tree by measurement, and leaves speculation alone while plain decoding is faster."""
+"""Sizes each round's tree by what was measured, and pauses drafting while plain decoding is faster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHORT_PAUSE, _LONG_PAUSE = 24, 384
 
 
 class Controller:
-    """One a loaded model: what it has learnt serves the next answer too."""
+    """What one loaded model has taught so far. It lasts from answer to answer."""
 
     def __init__(self, table: CostTable) -> None:
         self.costs = CostModel(table)
@@ -37,12 +37,12 @@ class Controller:
 
     @property
     def rate(self) -> float:
-        """Tokens a second that a round's time is worth: what trees earned lately, or plain decoding would."""
+        """Tokens a second that time is worth: as many as rounds earned lately, or as plain decoding would if more."""
         plain = 1.0 / self.costs.verify(1)
         return max(plain, self._earned / self._spent) if self._spent else plain
 
     def growth(self, bounds: TreeShape, stop_ids: Collection[int]) -> AdaptiveGrowth | None:
-        """How the next round's tree grows; None where the round should not draft. It serves one round."""
+        """How the next round's tree grows; None where it should decode plainly. What is returned serves one round."""
         if self.paused:
             return None
         if self._growth is None or self._grows != (bounds, stop_ids):

@@ -1,4 +1,4 @@
-"""What a pass costs on this machine: measured once, cached, and corrected while decoding."""
+"""What passes cost on this machine: measured once, cached, and corrected while decoding."""
 
 from __future__ import annotations
 
@@ -12,43 +12,42 @@ from pathlib import Path
 from treeeagle_edge.rounds import Round
 
 _LEARN = 0.08  # weight of the newest round in the running corrections
-_LEARN_POINT = 0.02  # and in those of a single point
-_MOST_OFF = 3.0
-_LEVELS = 8  # points of the curve of drafting; deeper drafts go on in proportion
+_LEARN_POINT = 0.02  # the same in the corrections of a single point
+_MOST_OFF = 3.0  # times too long; what took longer was interrupted
+_LEVELS = 8  # points of the curve of drafting; beyond the last, costs are in proportion
 
 
-_Line = tuple[int, float, int, float]  # two points and their weights: a count lies between them
+_Line = tuple[int, float, int, float]  # two points, each followed by its weight: a count lies between them
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """Seconds of passes at a short context, as measured at the start."""
+    """Seconds of passes at a short context, measured at the start."""
 
     rows: tuple[int, ...]  # ascending, from 1
     verify: tuple[float, ...]  # a target pass of so many rows, logits included
     extend: float  # a head pass over true features
     step: float  # a head pass over a drafted level
-    steady: bool = (
-        True  # whether the clock said nearly the same every time, so that later starts may rely on it
-    )
+    # whether repeated measurements agreed, so that later starts may rely on the table
+    steady: bool = True
 
 
 class Curve:
-    """Seconds by a count, of rows or of levels: as measured at the start, corrected by what rounds take.
+    """Seconds as a function of a count (of rows, or of levels), measured at the start and corrected by real rounds.
 
-    One factor is everything's (contexts grow, other programs want the cores) and learns quickly; one belongs to each
-    measured point and learns slowly, since the first measurement was short.
+    Two corrections are learnt. A factor on the whole curve learns quickly, because contexts grow and other programs
+    come and go. Each measured point learns slowly for itself, because the first measurement was short.
     """
 
     def __init__(self, points: Sequence[int], seconds: Sequence[float]) -> None:
-        """`points` ascending, from 1; more never takes less, so what a later point took bounds the earlier ones."""
+        """`points` ascending, from 1. More never takes less: no point is above what a later one took."""
         self._points = tuple(points)
         self._seconds = [min(seconds[at:]) for at in range(len(points))]
         self._scale = 1.0
         self._lines: list[_Line] = []
 
     def at(self, count: int) -> float:
-        """Straight lines between the points, in proportion beyond them."""
+        """Seconds for `count`: straight lines between the points, in proportion beyond them."""
         low, part, high, rest = self._lines_to(count)[count - 1]
         return self._scale * (part * self._seconds[low] + rest * self._seconds[high])
 
@@ -58,7 +57,7 @@ class Curve:
         return [scale * (part * known[low] + rest * known[high]) for low, part, high, rest in lines[:most]]
 
     def observe(self, count: int, seconds: float) -> None:
-        """Learn from one measurement. One far off counts as `_MOST_OFF` times too long: it was an interruption."""
+        """Learn from one measurement, which counts as at most `_MOST_OFF` times too long."""
         off = min(seconds / self.at(count), _MOST_OFF) - 1.0
         self._scale *= 1.0 + _LEARN * off
         low, part, high, rest = self._lines[count - 1]
@@ -66,7 +65,7 @@ class Curve:
         self._seconds[high] *= 1.0 + _LEARN_POINT * rest * off
 
     def _lines_to(self, count: int) -> list[_Line]:
-        """The lines of 1, 2, ..., `count` and perhaps more: a count keeps its own."""
+        """The lines of the counts 1, 2, ..., `count` and perhaps more. They are made once, and never change."""
         while len(self._lines) < count:
             self._lines.append(self._line(len(self._lines) + 1))
         return self._lines
@@ -97,7 +96,7 @@ class CostModel:
         return self._verify.at(rows) + self._sample
 
     def verify_by_rows(self, most: int) -> list[float]:
-        """`verify` of 0 (which costs nothing), 1, ..., `most` rows: what sizing a tree looks up time and again."""
+        """`verify` of 0 (which costs nothing), 1, ..., `most` rows, to be looked up often while a tree is sized."""
         sample = self._sample
         return [0.0, *(seconds + sample for seconds in self._verify.up_to(most))]
 
@@ -110,7 +109,7 @@ class CostModel:
         return [0.0, *self._draft.up_to(most)]
 
     def observe(self, round_: Round, levels: int) -> None:
-        """Learn from what a round took. `levels` the head scored in it; 0 where nothing was drafted."""
+        """Learn from what a round took. `levels`: how many the head scored in it, 0 where nothing was drafted."""
         self._verify.observe(round_.drafted + 1, round_.verify_s)
         self._sample += _LEARN * (round_.sample_s - self._sample)
         if levels:
@@ -129,8 +128,9 @@ def load_table(path: Path) -> CostTable | None:
 
 
 def save_table(path: Path, table: CostTable) -> None:
-    """Save for the next start. A folder that cannot be written only means that the next start measures again, and so
-    does a table that is not steady: what a busy machine takes is corrected in this run, and says nothing of others.
+    """Save for the next start, unless the table is not steady: a busy machine's figures would mislead later starts.
+
+    Where the folder cannot be written, the next start measures again.
     """
     if not table.steady:
         return

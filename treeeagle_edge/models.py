@@ -1,4 +1,4 @@
-"""From the name a person types to the files on this machine: targets, heads, and what to call them."""
+"""Finds the files of the target or head that a person names, and short names to show for them."""
 
 from __future__ import annotations
 

@@ -30,10 +30,9 @@ from treeeagle_edge.units import format_size as format_size  # `treeeagle pull` 
 from treeeagle_edge.widths import LAYER_BITS, Widths, check_choice, choose_widths
 
 _WEIGHT_NAMES = {4: "NF4", 8: "int8", 16: "16-bit", 32: "fp32"}
-_NATIVE_THREADS = 16  # for which buffers are planned where nobody says how many there are
-_SLACK_SHARE = (
-    32  # one slot in 32 beyond the context: cached prefixes do not fight the live one for the last slot
-)
+_NATIVE_THREADS = 16  # threads that buffers are planned for where nothing else is said
+# one slot in 32 beyond the context, so that cached prefixes and the live sequence do not compete for the last ones
+_SLACK_SHARE = 32
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class MemoryPlan:
 
     @property
     def excess(self) -> int:
-        """Bytes that are lacking, on all cards together."""
+        """Bytes that are missing, on all cards together."""
         if self.cards:
             return sum(card.excess for card in self.cards)
         return max(0, self.total - self.budget)
@@ -106,10 +105,11 @@ def plan_memory(
 ) -> MemoryPlan:
     """Plan a run of `model` with `head` (None: plain decoding) from shapes alone.
 
-    bits: 4, 8, 16 or 32; context: tokens; reserve and budget: bytes; device: "cpu", "cuda" or "cuda:N"; native: on the
-    native kernels, with `threads` threads; head_bits and lm_head_bits: as `choose_widths` takes them; cards: those that
-    layers are split over, whose free memory then is the budget. Raises UsageError for a width or a context out of
-    range. A plan over budget is returned with `fits` False.
+    bits: 4, 8, 16 or 32. context: tokens. reserve, budget: bytes. device: "cpu", "cuda" or "cuda:N". native: whether
+    the native kernels run it, with `threads` threads. head_bits, lm_head_bits: as `choose_widths` takes them. cards:
+    the cards that layers are split over; their free memory then replaces `budget`.
+
+    Raises UsageError for a width or a context out of range. A plan over budget is returned with `fits` False.
     """
     check_choice("bits", bits, LAYER_BITS)
     if not 1 <= context <= model.max_position:
@@ -127,7 +127,7 @@ def plan_memory(
 
 @dataclass(frozen=True)
 class _Run:
-    """All that a plan depends on but the context."""
+    """Everything that a plan depends on, except the context."""
 
     model: ModelConfig
     head: HeadConfig | None
@@ -203,7 +203,7 @@ class _Run:
         return _WEIGHT_NAMES[self.widths.head]
 
     def _output_note(self) -> str:
-        """The vocabulary; and the width of lm_head where a device does not have it beside such layers as a rule."""
+        """The size of the vocabulary, and the width of lm_head where it is not the usual one."""
         tokens, width = f"{self.model.vocab_size:,} tokens", self.widths.lm_head
         if self.threads or width == choose_widths(self.widths.layers, self.device, native=False).lm_head:
             return tokens

@@ -1,6 +1,6 @@
-"""Bytes of weights, KV pool and buffers, from shapes alone: as PyTorch's kernels hold them, or as both kinds do.
+"""Bytes of weights, KV pool and buffers, from shapes alone, as PyTorch's kernels hold them.
 
-`plan_native` has what the native kernels hold otherwise.
+Where the native kernels hold something else, the figure is in `plan_native`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from treeeagle_edge.widths import Widths
 _NF4_BLOCK = 64  # weights that share one fp32 scale
 _LIVE_LOGIT_COPIES = 4  # raw, processed, log-probabilities, noise
 _LIVE_SCORE_COPIES = 2  # attention scores and their softmax
-# The int8 product of CUDA, bytes alive for each number that goes in (its levels twice in fp32, its two codes) and for
-# each that comes out (two sums in int32, their total in fp32, the result): see `int8_rows`.
+# The int8 product of CUDA (see `int8_rows`), bytes alive at once: for each number that goes in, its levels twice in
+# fp32 and its two codes; for each number that comes out, two sums in int32, their total in fp32, and the result.
 _INT8_SPLIT, _INT8_CODES, _INT8_SUMS = 10, 2, 14
 
 
@@ -81,7 +81,7 @@ def output_bytes(model: ModelConfig, widths: Widths) -> int:
 def embedding_bytes(model: ModelConfig, widths: Widths) -> int:
     """Bytes of the token embedding and lm_head together.
 
-    Look-ups need the embedding as floats, so a tied pair is held once only where lm_head is not quantised: else lm_head
+    Look-ups need the embedding as floats. So a tied pair is held once where lm_head has floats too; a quantised lm_head
     is a copy, which costs memory and saves reading.
     """
     table = model.vocab_size * model.hidden_size * compute_bytes(widths.layers)
@@ -144,7 +144,7 @@ def workspace_bytes(
     *,
     device: str,
 ) -> int:
-    """Bytes alive at once in the widest moment of a PyTorch pass: a prefill chunk or a tree with its logits.
+    """The most bytes alive at once during a PyTorch pass over a prefill chunk, or over a tree with its logits.
 
     Attention gathers K and V of one layer, once as stored and once in fp32, and computes scores in fp32 by blocks.
     """
@@ -165,7 +165,7 @@ def workspace_bytes(
 
 
 def _int8_row_bytes(model: ModelConfig, head: HeadConfig | None, widths: Widths) -> int:
-    """What CUDA's int8 product holds for a row of the widest matrices; those of lm_head are within the logits'."""
+    """Bytes that CUDA's int8 product holds for a row of the widest matrices; lm_head's count with the logits."""
     products: list[tuple[int, int]] = []
     if widths.layers == 8:
         products += _joined(model.linear_shapes.values())

@@ -1,4 +1,4 @@
-"""Target and head as a plan has them: fetched where they are missing, loaded on the chosen kernels."""
+"""Fetches and loads the target and head of a plan, on the kernels that the plan chose."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Progress = Callable[[str], None]
 def plan_and_fetch(
     settings: RunSettings, profile: MemoryProfile, hardware: Hardware, say: Progress
 ) -> tuple[Path, RunPlan]:
-    """The model's path and a plan that fits. Where shapes are known without the files, a misfit costs no download."""
+    """The model's path, and a plan that fits. Where shapes are known without the files, a misfit costs no download."""
     name = settings.model or profile.model
     model = planned_model(settings, profile) if find_known(name) else None
     if model is not None:

@@ -1,4 +1,4 @@
-"""What `treeeagle pull` fetches: found, judged and measured before any of it comes."""
+"""What `treeeagle pull` would fetch: found, checked and measured before any of it is downloaded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class PartFile:
-    """A file that a part needs. Sizes in bytes; here: those that need not be fetched."""
+    """A file that a part needs. size: bytes; here: how many of them are on this machine already."""
 
     name: str
     size: int
@@ -162,7 +162,7 @@ def _offline() -> bool:
 
 
 def _offline_error(name: str) -> CannotRunError:
-    """Says what of the repository is here."""
+    """The error without a network; it says how much of the repository is here."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -196,7 +196,7 @@ def _target_of(head: str, config: Mapping[str, Any] | None = None) -> str | None
 
 
 def _fit_notes(name: str, config: ModelConfig) -> tuple[str, ...]:
-    """A sentence where the model would not fit this machine as it is now: no reason not to fetch it, but to know."""
+    """A sentence where the model would not fit this machine now. It is fetched all the same; the person should know."""
     hardware, settings, known = detect(), RunSettings(model=name), find_known(name)
     head = None if known is None else known.head
     model = PlannedModel(name, config, known.head_name if known else None, head, on_disk=True)

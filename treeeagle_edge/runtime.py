@@ -67,8 +67,8 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
     head_path = head_path_of(plan, fetch=fetch, say=say)
     target, head = load_models(plan, checkpoint, threads, head_path)
     if plan.backend.native:
-        # PyTorch's threads wait for their next operation with open eyes, on the cores that the passes need: answers
-        # that are sampled took 1.4 times as long. What is left to PyTorch is small
+        # idle threads of PyTorch spin on the cores that native passes need: sampled answers took 1.4 times as long.
+        # What is left to PyTorch here is small
         torch.set_num_threads(1)
     # before what passes cost is measured
     slower = choose_kernels(
@@ -130,7 +130,7 @@ def _kernel_shapes(plan: RunPlan, target: TargetModel, head: DraftHead | None) -
 
 
 def _costs_path(plan: RunPlan, hardware: Hardware, threads: int) -> Path:
-    """One table a machine, model, head, width and kind of kernels."""
+    """Where the costs of passes are kept: one file for each machine, model, head, width and kind of kernels."""
     what = (
         hardware.label,
         threads,

@@ -69,8 +69,9 @@ class _Draft:
 
 
 class Session:
-    """Holds the messages of one conversation and asks the engine. Undo, retry and clear only edit `turns`: the engine
-    finds the longest prefix it still has by itself.
+    """Holds the messages of one conversation and asks the engine for answers.
+
+    Undo, retry and clear only edit `turns`: the engine finds out by itself how much of a prompt it still has cached.
     """
 
     def __init__(
@@ -102,8 +103,8 @@ class Session:
         return build_messages(self.system, self.turns)
 
     def prompt(self, text: str, params: SamplingParams) -> Prompt:
-        """What would be sent for `text` now. Old turns are left out where they and room for an answer exceed the
-        context. Raises InputError where the message alone does not fit.
+        """What would be sent for `text` now. Where the context has no room for all turns and an answer, the oldest are
+        left out. Raises InputError where the message alone does not fit.
         """
         return self._fit(Turn(text), params)[0]
 
@@ -165,8 +166,10 @@ class Session:
         self.context_used = 0
 
     def _fit(self, turn: Turn, params: SamplingParams) -> tuple[Prompt, int]:
-        """The prompt, and how many of the oldest turns it leaves out. Frees a quarter of the context at least, so that
-        the conversation is not read again at every turn from then on.
+        """The prompt, and how many of the oldest turns it leaves out.
+
+        Where turns have to go, at least a quarter of the context is freed: else every later turn would drop one more,
+        and the whole conversation would be read again each time.
         """
         context, forgotten = self.engine.context, self.forgotten
         room = min(params.max_tokens or ANSWER_ROOM, ANSWER_ROOM, context // SLACK_SHARE)

@@ -31,9 +31,8 @@ from treeeagle_edge.known_models import KNOWN_MODELS
 from treeeagle_edge.target import Target
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
-TEST = replace(
-    SIZES["test"], bits=32
-)  # 32 bits: nothing here is about a width, and bitsandbytes is slow to import
+# 32 bits: nothing here is about a width, and bitsandbytes is slow to import
+TEST = replace(SIZES["test"], bits=32)
 
 
 @pytest.fixture(scope="module")

@@ -142,9 +142,8 @@ def test_penalties_in_a_tree_equal_plain_decoding(temperature: float) -> None:
     params = SamplingParams(
         temperature=temperature, seed=11, repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=0.5
     )
-    table = (
-        torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(5)) * 2
-    )  # next-token logits by last token
+    # next-token logits by last token
+    table = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(5)) * 2
 
     def decode(depth: int) -> list[int]:
         """Complete trees of `depth` levels over a Markov target; depth 0 is plain decoding."""

@@ -22,9 +22,8 @@ class BenchRow:
     """One line of the result. None stands for what was not measured (no tree arm, or no token to time)."""
 
     name: str
-    tokens: (
-        int  # answer tokens of the tree arm, or of the plain one alone; all prompts and repetitions together
-    )
+    # answer tokens of the tree arm, or of the plain one alone; all prompts and repetitions together
+    tokens: int
     plain_tps: Figure | None  # tokens after the first, by seconds after the first
     tree_tps: Figure | None
     speedup: Figure | None  # the ratio of the two means; the deviation is that of the ratios by repetition

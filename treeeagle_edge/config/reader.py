@@ -157,7 +157,7 @@ def _max_position(config: Mapping[str, Any], family: str) -> int:
 
 
 def _window(config: Mapping[str, Any], family: str, layers: int, longest: int) -> int:
-    """`longest`, capped where a layer sees only a window: up to its size attention is the full one."""
+    """`longest`, capped by a sliding window where a layer has one: up to the window's size, attention is complete."""
     if family == "minicpm":  # block-sparse attention, where switched on, is dense up to dense_len
         dense = (config.get("sparse_config") or {}).get("dense_len")
         return min(longest, int(dense)) if dense else longest

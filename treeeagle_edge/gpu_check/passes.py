@@ -21,9 +21,8 @@ from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.target import Target
 
 GOAL = 1.25  # verify pass of 16 rows to a step of plain decoding, at most
-_REPLAY_LIMIT = (
-    0.02  # relative: on another stream a product may be split differently, and rounds in another order
-)
+# relative: on another stream a product may be split differently, and rounds in another order
+_REPLAY_LIMIT = 0.02
 
 
 class FixedPass:

@@ -32,9 +32,8 @@ class Finding:
 
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    problems: list[str] = field(
-        default_factory=list
-    )  # tracebacks and sentences: any of them fails the section
+    # tracebacks and sentences: any of them fails the section
+    problems: list[str] = field(default_factory=list)
 
     def fail(self, sentence: str) -> str:
         """Note a check that is not met; returns what the table is to say."""

@@ -1,4 +1,4 @@
-"""Where the hub's own cache keeps a repository, and what of it is here."""
+"""Where the hub's own cache keeps a repository, and how much of it is on this machine."""
 
 from __future__ import annotations
 
@@ -39,10 +39,8 @@ class CacheFolder:
 
     def whole(self, file: RemoteFile) -> Path | None:
         """The file where it is here at its declared size, None otherwise."""
-        places = (
-            self.snapshot / file.name,
-            self.blob(file),
-        )  # the first holds it where links are not to be had
+        # in the snapshot it is a link to the blob, or the file itself on systems without links
+        places = (self.snapshot / file.name, self.blob(file))
         return next((place for place in places if _size(place) == file.size), None)
 
     def bytes_here(self, file: RemoteFile) -> int:

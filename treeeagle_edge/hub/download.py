@@ -1,7 +1,8 @@
-"""Brings files of a repository into the hub's own cache: resumable at any byte, checked against what the hub declares.
+"""Downloads files of a repository into the hub's own cache, resumable at any byte and checked by checksum.
 
-The hub's client writes to a file of its own that it removes when it is interrupted, and compares sizes only. So what it
-transfers here goes to the cache's `<checksum>.incomplete`, which stays, and gets its name when its checksum is right.
+The hub's client alone would write to a temporary file that it removes when interrupted, and would compare sizes only.
+Here it writes to the cache's `<checksum>.incomplete`. That file stays after an interruption, and gets its final name
+once its checksum is the one that the hub declares.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ def download(
 ) -> Path:
     """Folder that holds all of `files`, config.json among them, each with its declared size and checksum.
 
-    What is here already is believed by its size; with `verify` it is read and compared too. An interruption loses
-    nothing. Raises InputError where a file comes damaged, CannotRunError without space, and the errors of the hub's
-    client.
+    Files that are here already are accepted by their size; with `verify` they are read and compared too. An
+    interruption loses nothing. Raises InputError where a file comes damaged, CannotRunError without space, and the
+    errors of the hub's client.
     """
     from huggingface_hub import hf_hub_download
 
@@ -65,7 +66,7 @@ def download(
 
 
 def _bring(repository: Repository, file: RemoteFile, meter: Meter, *, verify: bool) -> None:
-    """Have `file` whole in the cache."""
+    """Make sure that `file` is whole in the cache."""
     from huggingface_hub.utils import WeakFileLock
 
     folder = CacheFolder(repository)

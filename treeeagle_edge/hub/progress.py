@@ -20,9 +20,9 @@ _STEPS = 20  # messages about bytes in all, where each is a line of its own
 
 
 class Meter:
-    """Counts the bytes of several files, one at a time.
+    """Counts the bytes of several files that come one after another, and says now and then how far it is.
 
-    `say` gets a message now and then, more of them where its `in_place` says that each replaces the one before.
+    `say` gets more messages where its attribute `in_place` is true: each then replaces the one before on the screen.
     """
 
     def __init__(self, say: Progress, total: int) -> None:

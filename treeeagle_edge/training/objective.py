@@ -30,9 +30,8 @@ class Lesson:
     """A batch, prepared."""
 
     inputs: Inputs
-    wanted: (
-        Tensor  # [P, Vd] the target's distribution over the draft vocabulary, where an answer token follows
-    )
+    # [P, Vd] the target's distribution over the draft vocabulary, where an answer token follows
+    wanted: Tensor
     place: Tensor  # [B, T] int64 row of `wanted` for a position, -1 where there is none
     follows: Tensor  # [B, T] bool: an answer token follows, whether the draft vocabulary has it or not
     usable: Tensor  # [B, A] bool: an anchor that is no padding
