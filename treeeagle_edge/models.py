@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from treeeagle_edge.errors import InputError, reason_of
 from treeeagle_edge.fetch import DEMO_MODEL, fetch_demo_model
 from treeeagle_edge.hub.fetch import cached_repository, fetch_repository, is_repository, repository_of
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
-
-Progress = Callable[[str], None]
+from treeeagle_edge.progress import Progress, silent
 
 BUNDLED_HEADS = Path(__file__).parent / "heads"  # one folder a head, shipped with the package
 _HEAD_SUFFIXES = (".safetensors", ".bin")
@@ -20,7 +19,7 @@ _LISTED = 200  # entries of a folder that are looked at for a suggestion
 _SHOWN = 120  # characters of an unknown name that an error repeats
 
 
-def resolve_model(name: str, progress: Progress | None = None) -> Path:
+def resolve_model(name: str, progress: Progress = silent) -> Path:
     """Path of a target: a Hugging Face directory or a .gguf file.
 
     `name` is the demo model's name, a directory, a .gguf file, or org/name of the hub, tried in this order; what is
@@ -39,7 +38,7 @@ def resolve_model(name: str, progress: Progress | None = None) -> Path:
     raise unknown_name(name, "model", (*KNOWN_MODELS, *_nearby(path, (".gguf",))))
 
 
-def resolve_head(name: str | None, model_name: str, progress: Progress | None = None) -> Path | None:
+def resolve_head(name: str | None, model_name: str, progress: Progress = silent) -> Path | None:
     """Path of a draft head: a directory, or a .safetensors or .bin file beside its config.json; None for no head.
 
     `name` is a bundled head, a directory or file, org/name of the hub, or "none". Without a name, the head known for

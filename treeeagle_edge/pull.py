@@ -24,12 +24,11 @@ from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.models import BUNDLED_HEADS, bundled_heads, unknown_name
 from treeeagle_edge.paths import cache_dir
 from treeeagle_edge.profile_config import MemoryProfile, choose_profile
+from treeeagle_edge.progress import Progress
 from treeeagle_edge.run_plan import pick_profile, plan_run
 from treeeagle_edge.run_shapes import PlannedModel
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.units import format_gb, format_size
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from treeeagle_edge.kernels.trial_cases import ModelShape
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
 from treeeagle_edge.paths import cache_dir
 from treeeagle_edge.plan import MemoryPlan
-from treeeagle_edge.planned_models import Progress, head_path_of, load_models, plan_and_fetch
+from treeeagle_edge.planned_models import head_path_of, load_models, plan_and_fetch
+from treeeagle_edge.progress import Progress, silent
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.run_plan import RunPlan, pick_profile
 from treeeagle_edge.settings import RunSettings
@@ -48,23 +49,22 @@ class Runtime:
     other_devices: tuple[str, ...] = ()  # cards that hold layers beside `device`
 
 
-def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> Runtime:
+def load_runtime(settings: RunSettings, *, progress: Progress = silent) -> Runtime:
     """Plan, check that the plan fits, then load. `progress` gets one line a step.
 
     Raises InputError for files that cannot be read, CannotRunError where the plan does not fit, UsageError
     for options that contradict each other.
     """
-    say = progress or (lambda line: None)
     hardware = detect(settings.device)
     profile = pick_profile(settings, hardware)
-    path, plan = plan_and_fetch(settings, profile, hardware, say)
+    path, plan = plan_and_fetch(settings, profile, hardware, progress)
     threads = settings.threads or hardware.cpu.cores
     torch.set_num_threads(threads)
     checkpoint = open_checkpoint(path)
-    say(f"loading {plan.model.name} at {plan.bits} bits")
+    progress(f"loading {plan.model.name} at {plan.bits} bits")
     # a head named by the profile or the person is fetched; one that merely suits the model is used if it is here
     fetch = settings.head is not None or settings.model is None
-    head_path = head_path_of(plan, fetch=fetch, say=say)
+    head_path = head_path_of(plan, fetch=fetch, progress=progress)
     target, head = load_models(plan, checkpoint, threads, head_path)
     if plan.backend.native:
         # idle threads of PyTorch spin on the cores that native passes need: sampled answers took 1.4 times as long.

@@ -23,6 +23,7 @@ from treeeagle_edge.bench.samples import (
 )
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.memory_watch import MemoryWatch
+from treeeagle_edge.progress import Progress, silent
 from treeeagle_edge.prompt import TextCodec, Turn, build_messages
 from treeeagle_edge.rounds import Round
 from treeeagle_edge.sampling_params import SamplingParams
@@ -61,7 +62,7 @@ class Bench:
     raw: bool = False
     stops: tuple[str, ...] = ()
     watch: MemoryWatch = field(default_factory=MemoryWatch)
-    progress: Callable[[str], None] = lambda text: None
+    progress: Progress = silent
     clock: Callable[[], float] = time.perf_counter
 
     @property

@@ -18,6 +18,7 @@ from treeeagle_edge.bench.memory import MemoryUse, memory_document
 from treeeagle_edge.bench.prompts import BenchPrompt
 from treeeagle_edge.bench.samples import BenchRun, Limits
 from treeeagle_edge.memory_watch import MemoryWatch
+from treeeagle_edge.progress import Progress, silent
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.settings import RunSettings
 
@@ -48,7 +49,7 @@ class BenchOptions:
 def run_bench(
     options: BenchOptions,
     *,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Progress = silent,
     show_prompt: Callable[[str], None] | None = None,
 ) -> tuple[Document, BenchRun]:
     """Load the model, measure, and return the document of `-o json` with the run it was made from.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treeeagle_edge.architectures import FAMILIES, SUPPORTED_HINT, family_of, refuse
+from treeeagle_edge.architectures import FAMILIES, SUPPORTED_HINT, family_of, unsupported
 from treeeagle_edge.config.quantised import stored_width
 from treeeagle_edge.config.rope import longest_position, rope_from_config
 from treeeagle_edge.config.rotation import rotation_of
@@ -107,7 +107,7 @@ def _model_config(config: Mapping[str, Any], path: Path) -> ModelConfig:
 def _family(config: Mapping[str, Any], path: Path) -> str:
     """The family by `architectures`, or by `model_type` where the former is missing."""
     if config.get("draft_vocab_size") is not None or config.get("speculators_model_type"):
-        raise refuse("EAGLE-3", str(path))
+        raise unsupported("EAGLE-3", str(path))
     named = config.get("architectures") or []
     if named:
         return family_of(str(named[0]), str(path))
@@ -116,7 +116,7 @@ def _family(config: Mapping[str, Any], path: Path) -> str:
         return str(model_type)
     if not model_type:
         raise InputError(f"config.json of {path} names no architecture", SUPPORTED_HINT)
-    raise refuse(str(model_type), str(path))
+    raise unsupported(str(model_type), str(path))
 
 
 def _refuse_unsupported(config: Mapping[str, Any], family: str, path: Path) -> None:

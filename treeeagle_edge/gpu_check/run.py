@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from typing import Any
 from treeeagle_edge.errors import InputError, UsageError, reason_of
 from treeeagle_edge.gpu_check.process import FAILED, LOST, SKIPPED, Ended, Order, run_worker
 from treeeagle_edge.gpu_check.report import render
+from treeeagle_edge.progress import Progress
 
 SCHEMA = "treeeagle-gpu-check/1"
 _NO_TIME = "the time was over before it began"
@@ -35,7 +35,6 @@ _START_SECONDS = 120.0  # a worker imports PyTorch and finds the device in less
 _GRACE_SECONDS = 20.0  # a section may overrun its time by this before its process is ended
 
 Document = dict[str, Any]
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ makes of the trees is counted (`tally.py`); nothing is timed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from treeeagle_edge.bench.prompts import BenchPrompt, builtin_prompts, read_prompts
 from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.head_report.tally import Tally, tally
+from treeeagle_edge.progress import Progress, silent
 from treeeagle_edge.prompt import TextCodec, Turn, build_messages
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
@@ -44,8 +45,8 @@ class EvalOptions:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What was counted over one answer."""
+class CountedAnswer:
+    """The acceptance counts of one answer."""
 
     prompt_set: str
     nodes: int  # the budget
@@ -56,7 +57,7 @@ class Answer:
 class HeadReport:
     """All answers, of whole questions only: each was answered with every budget."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[CountedAnswer, ...]
     answered: int  # questions
     asked: int  # questions; more than `answered` where Ctrl-C ended the run
 
@@ -97,9 +98,7 @@ def prompt_sets(files: Sequence[Path], *, builtin: bool, limit: int | None) -> t
     return tuple(sets)
 
 
-def evaluate(
-    options: EvalOptions, *, progress: Callable[[str], None] = lambda text: None
-) -> tuple[HeadReport, Runtime]:
+def evaluate(options: EvalOptions, *, progress: Progress = silent) -> tuple[HeadReport, Runtime]:
     """Load once, with slots for the largest budget, and measure every budget. `progress` gets short messages.
 
     Raises the loader's errors, InputError where the target has no head here or a prompt does not fit the context.
@@ -125,7 +124,7 @@ def measure(
     shapes: Sequence[TreeShape],
     params: SamplingParams,
     *,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Progress = silent,
 ) -> HeadReport:
     """Answer every question with every shape. Ctrl-C keeps the questions that are complete, if there are any.
 
@@ -137,7 +136,7 @@ def measure(
         for item in sets
         for prompt in item.prompts
     ]
-    answers: list[Answer] = []
+    answers: list[CountedAnswer] = []
     answered = 0
     try:
         for prompt_set, name, ids in questions:
@@ -145,7 +144,7 @@ def measure(
             found = []
             for shape in shapes:
                 rounds = list(engine.generate(ids, params, reuse_prefix=False, tree=shape))
-                found.append(Answer(prompt_set, shape.nodes, tally(rounds, shape.depth)))
+                found.append(CountedAnswer(prompt_set, shape.nodes, tally(rounds, shape.depth)))
             answers += found
             answered += 1
     except KeyboardInterrupt:

@@ -15,9 +15,10 @@ from typing import Any
 
 from treeeagle_edge.errors import CannotRunError, InputError
 from treeeagle_edge.hub.cache import CacheFolder, require_space
-from treeeagle_edge.hub.progress import CountedFile, Meter, Progress
+from treeeagle_edge.hub.progress import CountedFile, Meter
 from treeeagle_edge.hub.repository import RemoteFile, Repository
 from treeeagle_edge.json_file import read_json
+from treeeagle_edge.progress import Progress, silent
 from treeeagle_edge.units import format_size
 
 _CLIENT_BARS = "huggingface_hub.http_get"
@@ -34,7 +35,7 @@ def fetch_config(repository: Repository) -> dict[str, Any]:
 
     file = repository.file("config.json")
     with _quiet_client():
-        _bring(repository, file, Meter(lambda _: None, file.size), verify=False)
+        _bring(repository, file, Meter(silent, file.size), verify=False)
         return read_json(Path(hf_hub_download(repository.name, file.name, revision=repository.commit)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from treeeagle_edge.backend import choose_backend
@@ -14,13 +13,12 @@ from treeeagle_edge.profile_config import choose_profile
 from treeeagle_edge.profiling import checks
 from treeeagle_edge.profiling.checks import FAIL, OK, WARN, Check, download_bytes
 from treeeagle_edge.profiling.speed import Speed, check_speeds, expected_speeds
+from treeeagle_edge.progress import Progress, silent
 from treeeagle_edge.run_alternatives import alternatives
 from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
 from treeeagle_edge.run_shapes import PlannedModel, planned_model
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.units import format_gb
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ def build_report(
     *,
     gpu_memory: float | None = None,
     fast: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> ProfileReport:
     """Check this machine and plan a run of `settings` on it.
 
@@ -57,7 +55,6 @@ def build_report(
     imported, unless a card was found or a head's files have to be read). Raises UsageError and InputError for wrong
     settings; what this machine cannot do is part of the report.
     """
-    say = progress or (lambda _: None)
     if gpu_memory is not None and settings.device is not None and settings.device.startswith("cpu"):
         raise UsageError(
             "--gpu-memory plans for a card and --device asks for the CPU", "leave one of them out"
@@ -77,7 +74,7 @@ def build_report(
     live_device = "cpu" if gpu_memory is not None else hardware.device
     bandwidth, verify_cost = None, None
     if not fast:
-        live, bandwidth, verify_cost = _live(settings, plan, hardware, live_device, say)
+        live, bandwidth, verify_cost = _live(settings, plan, hardware, live_device, progress)
         found += live
     measured = bandwidth if live_device == hardware.device else None
     speeds = expected_speeds(plan, hardware, measured=measured, verify_cost=verify_cost)

@@ -1,4 +1,4 @@
-"""Where training starts: the target's own last layer, or a head that is there already."""
+"""The weights that training starts from: the target's last layer, or an existing head."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ def lm_head_rows(checkpoint: Checkpoint, ids: Tensor) -> Tensor:
 
 
 def from_last_layer(checkpoint: Checkpoint, config: HeadConfig, ids: Tensor, seed: int) -> dict[str, Tensor]:
-    """Tensors by name: norms, attention and MLP of the target's last layer, `lm_head` from its own.
+    """Tensors by name: norms, attention and MLP of the target's last layer, and rows of the target's `lm_head`.
 
-    The attention's half for the embedding starts small, `fc` hands the highest tap through. Measured on the demo model:
-    0.3 to 0.4 nats ahead of a random start after 300 steps.
+    A head's attention reads the embedding beside the hidden state: that half of q, k and v, which the target lacks,
+    starts with small random values. `fc` starts by passing on the highest tap. On the demo model this start was 0.3 to
+    0.4 nats ahead of a random one after 300 steps.
     """
     target = checkpoint.config
     generator = torch.Generator().manual_seed(seed)
@@ -59,9 +60,9 @@ def from_last_layer(checkpoint: Checkpoint, config: HeadConfig, ids: Tensor, see
 
 
 def open_initial(name: str, target_name: str, target: ModelConfig) -> HeadCheckpoint:
-    """The head that `--init` names, for `target`.
+    """The head that `--init` names, opened for `target`.
 
-    Raises InputError for a head that is not there, is none, belongs to another target or has an embedding of its own.
+    Raises InputError where there is no such head, or it belongs to another target or has an embedding of its own.
     """
     path = resolve_head(name, target_name)
     if path is None:
@@ -76,9 +77,10 @@ def open_initial(name: str, target_name: str, target: ModelConfig) -> HeadCheckp
 
 
 def from_head(opened: HeadCheckpoint, ids: Tensor) -> dict[str, Tensor]:
-    """Tensors of `opened`, its `lm_head` put into the order of `ids`.
+    """Tensors of `opened`, with its `lm_head` rows in the order of `ids`.
 
-    A token that it did not know gets the mean of the known rows: the target's own would drown them.
+    A token that the old head could not draft gets the mean of its rows: the target's own row would score far higher
+    than the trained ones.
     """
     known = {int(token): row for row, token in enumerate(opened.target_ids.tolist())}
     trained = opened.tensors["lm_head.weight"].float()
