@@ -1,4 +1,4 @@
-"""Runs the two arms, plain and tree, in turn on the same prompts, and checks that they say the same."""
+"""Measures the two arms, plain and tree decoding, on the same prompts, and checks that they give the same tokens."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ QUICK_REPETITIONS = 3
 
 
 def size_quick(pace: Pace, prompt_tokens: int, prompts: int, seconds: float) -> Limits:
-    """The longest answers of which two repetitions fit in `seconds`; a third is made where it fits too.
+    """Limits for a quick bench: the longest answers of which two repetitions fit in `seconds`.
 
-    `prompt_tokens` counts all prompts together. Where even the shortest do not fit, one repetition is made.
+    A third repetition is made where it fits too; only one where not even two of the shortest answers fit.
+    prompt_tokens: of all prompts together.
     """
     for tokens in QUICK_TOKENS:
         if 2 * (prompt_tokens * pace.prefill_s + prompts * tokens * pace.decode_s) <= seconds:
@@ -49,8 +50,8 @@ def size_quick(pace: Pace, prompt_tokens: int, prompts: int, seconds: float) -> 
 class Bench:
     """One run over a set of prompts.
 
-    The order of the arms turns round with every prompt and repetition (plain, tree, tree, plain, ...), so
-    that a machine that warms up or slows down does so to both. No prefix is reused between answers.
+    The arms change their order with every prompt and repetition (plain, tree, tree, plain, ...), so that a machine that
+    becomes faster or slower does so for both. No prefix is reused between answers.
     """
 
     engine: TokenEngine
@@ -67,7 +68,7 @@ class Bench:
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """Both arms, or the plain one alone where there is no head or no wish to speculate."""
+        """Both arms; only the plain one where there is no head or speculation is switched off."""
         return (PLAIN, TREE) if self.speculate and self.engine.has_head else (PLAIN,)
 
     def case(self, prompt: BenchPrompt, turn: int = 1, answers: Sequence[str] = ()) -> Case:
@@ -85,7 +86,7 @@ class Bench:
         return Case(prompt.scenario, prompt.name, turn, ids)
 
     def rendered(self, prompt: BenchPrompt, turn: int = 1, answers: Sequence[str] = ()) -> str:
-        """The text that is sent: by the model's chat template, or as it is with `raw`."""
+        """The text of the prompt, through the model's chat template, or without it where `raw`."""
         said = prompt.turns[:turn]
         if self.raw:
             return "".join(text for pair in zip_longest(said, answers, fillvalue="") for text in pair)
@@ -93,7 +94,7 @@ class Bench:
         return self.tokenizer.render(build_messages(self.system, turns), add_generation_prompt=True)
 
     def warm_up(self) -> Pace:
-        """Run each arm twice on the first prompt and time the second: the first fills caches."""
+        """Run each arm twice on the first prompt. Only the second answer is timed, since the first one fills caches."""
         case = self.case(self.prompts[0])
         params = replace(self.params, max_tokens=WARM_UP_TOKENS, stop_ids=frozenset())
         prefill = decode = 0.0
@@ -106,7 +107,7 @@ class Bench:
         return Pace(prefill, decode)
 
     def run(self, limits: Limits) -> BenchRun:
-        """Measure. Ctrl-C ends it early and keeps the complete repetitions, or what the first one has."""
+        """Measure. Ctrl-C ends the run early: complete repetitions are kept, or a part of the first where none is."""
         pairs: list[Pair] = []
         complete, done, interrupted = 0, 0, False
         started = self.clock()
@@ -136,7 +137,7 @@ class Bench:
         )
 
     def _repetition(self, repetition: int, limits: Limits) -> Iterator[Pair]:
-        """Every prompt once, by both arms. A later turn follows the plain arm's answers, for both arms."""
+        """Every prompt once, by both arms. In later turns both arms see the plain arm's earlier answers."""
         params = replace(self.params, max_tokens=limits.max_tokens)
         turn_count = sum(len(prompt.turns) for prompt in self.prompts)
         asked = 0
@@ -153,7 +154,7 @@ class Bench:
                 yield pair
 
     def answer(self, case: Case, params: SamplingParams, arm: str, repetition: int = 0) -> Sample:
-        """One answer of one arm, timed. The clock stands still while the bench itself works."""
+        """One answer of one arm, timed. Only time inside the engine counts, none that the bench takes itself."""
         self.watch.reset()
         waits: list[float] = []
         rounds: list[Round] = []
@@ -174,7 +175,10 @@ class Bench:
         return self._sample(case, arm, repetition, rounds, waits, ids if stopped is None else ids[:stopped])
 
     def _stop_at(self, ids: list[int], fresh: int) -> int | None:
-        """Tokens up to the one that completes a stop string, among the last `fresh`; None without one."""
+        """How many tokens there are up to the end of a stop string, which one of the last `fresh` completes.
+
+        None where no stop string is complete.
+        """
         if not self.stops:
             return None
         for length in range(len(ids) - fresh + 1, len(ids) + 1):
@@ -197,7 +201,8 @@ class Bench:
             repetition=repetition,
             prompt_tokens=len(case.ids),
             ids=tuple(ids),
-            finish_reason=rounds[-1].finish_reason or "stop",  # without one, a stop string ended it
+            finish_reason=rounds[-1].finish_reason
+            or "stop",  # the engine gives none where a stop string ended it
             ttft_s=waits[0],
             decode_s=sum(waits[1:]),
             rounds=len(passes),
@@ -213,7 +218,7 @@ class Bench:
         )
 
     def _divergence(self, pair: Pair) -> Divergence | None:
-        """Where the answers part, with the tie margin where logits alone decide (greedy, no penalty)."""
+        """Where the two answers differ first, with the tie margin where only logits decide (greedy, no penalty)."""
         plain, tree = pair.arm(PLAIN).ids, pair.arm(TREE).ids
         token = first_difference(plain, tree)
         if token is None:

@@ -23,7 +23,7 @@ def build_document(
     memory: Mapping[str, Any],
     notes: Sequence[str] = (),
 ) -> Document:
-    """Everything the bench knows, in the form of `-o json`; see docs/measurements.md for the keys."""
+    """The whole result in the form of `-o json`. docs/measurements.md explains its keys."""
     total = bench_row("all", run.samples, run.divergences)
     return {
         "schema": SCHEMA,
@@ -112,7 +112,7 @@ def _deviation(figure: Figure | None) -> float | None:
 
 
 def parity_text(row: BenchRow) -> str | None:
-    """The word same, or the earliest difference with its margin and their number; None without a tree arm."""
+    """Either "same", or the first difference with its margin and how many there are. None without a tree arm."""
     if not row.pairs:
         return None
     if not row.divergences:

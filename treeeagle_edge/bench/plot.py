@@ -1,4 +1,4 @@
-"""The result of a bench as a picture: speed by scenario, and acceptance by depth."""
+"""Draws the result of a bench: speed in each scenario, and acceptance by depth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLAIN_COLOUR, _TREE_COLOUR = "#8c96a3", "#2e7d4f"
 
 
 def check_plot(path: Path) -> None:
-    """Refuse early a picture that could not be written. Raises UsageError or InputError."""
+    """Raise UsageError or InputError where a picture could not be written to `path`, before anything is measured."""
     if path.suffix.lower() not in (".png", ".svg"):
         raise UsageError(
             f"--plot {path.name} is neither PNG nor SVG", "give a name that ends in .png or .svg"
@@ -43,7 +43,7 @@ def draw(document: Document, path: Path) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure as what its name ends in. Raises InputError where the file cannot be written."""
+    """Write a figure in the format of the file's suffix. Raises InputError where it cannot be written."""
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
@@ -100,7 +100,7 @@ def draw_acceptance(
 ) -> None:
     """Acceptance by depth: a line for each (label, shares from depth 1, style); lines without shares are left out.
 
-    share_of: what the shares are shares of; nothing: what to write where there is no line at all.
+    share_of: what 100 % stands for, as text of the axis. nothing: the text where there is no line at all.
     """
     for label, shares, style in lines:
         if shares:

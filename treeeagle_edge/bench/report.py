@@ -1,4 +1,4 @@
-"""The document of a bench as a person reads it: a Markdown table, CSV, or the JSON itself."""
+"""Shows the document of a bench as a Markdown table, as CSV, or as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from treeeagle_edge.rounds import TreeShape
 def render(document: Document, output: str, *, memory_analysis: bool = False) -> str:
     """The document as "md", "csv" or "json", without a newline at the end.
 
-    The memory table is part of the JSON always, of the others where `memory_analysis` asks for it.
+    JSON always holds the memory analysis; the other two only with `memory_analysis`.
     """
     if output == "json":
         return json.dumps(document, indent=2, ensure_ascii=False)

@@ -1,6 +1,6 @@
-"""A call of every Triton kernel in several shapes, beside the same call in the plain PyTorch that defines the kernel.
+"""Calls of every Triton kernel in several shapes, each with the same call of its reference in plain PyTorch.
 
-Triton is imported by the calls, so that the list can be made where Triton is not installed.
+Only the calls import Triton, so that the list can be made where Triton is not installed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from treeeagle_edge.rope import RotaryTable
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel at one shape. Both calls give fresh results from the same inputs, as tensors to be compared."""
+    """One kernel in one shape. Both calls compute new results from the same inputs, as tensors to be compared."""
 
     name: str
-    dtype: torch.dtype  # sets how near the results must be
+    dtype: torch.dtype  # decides how close the results must be
     ours: Callable[[], tuple[Tensor, ...]]
     expected: Callable[[], tuple[Tensor, ...]]
 
@@ -78,8 +78,10 @@ def attention_case(
     scale: float = 1.0,
     spoiled: bool = False,
 ) -> Case:
-    """Query heads, KV heads and their size; a random tree, or a piece of a prompt. `scale`: of Q and K; `spoiled`: one
-    node holds NaN, which may reach nobody but its descendants.
+    """Attention over a random tree, or over a piece of a prompt.
+
+    heads: (query heads, KV heads, their size). scale: factor of queries and keys. spoiled: one node holds NaN, which
+    may reach only its descendants.
     """
     query_heads, kv_heads, dim = heads
     floating = torch.bfloat16 if dtype == torch.int8 else dtype
@@ -105,7 +107,9 @@ def attention_case(
         return AttentionView(order[:prefix], order[prefix : prefix + rows], visible.to(device))
 
     def ours() -> tuple[Tensor, ...]:
-        from treeeagle_edge.kernels.triton.attention import attention  # imports triton: only where it can run
+        from treeeagle_edge.kernels.triton.attention import (
+            attention,
+        )  # imports triton, so only where it can run
 
         return (attention(query, keys, values, view(), scales),)
 
@@ -118,7 +122,7 @@ def attention_case(
 
 
 def write_case(device: torch.device, heads: tuple[int, int, int], dtype: torch.dtype, rows: int) -> Case:
-    """Keys and values to their slots."""
+    """Writing keys and values to their slots."""
     _, kv_heads, dim = heads
     kv = normal((rows, 2 * kv_heads, dim), 1, device, torch.bfloat16)
     slots = scattered_slots(rows, device)
@@ -141,7 +145,7 @@ def write_case(device: torch.device, heads: tuple[int, int, int], dtype: torch.d
 def rotate_case(
     device: torch.device, heads: tuple[int, int, int], dtype: torch.dtype, rows: int, normalizes: bool
 ) -> Case:
-    """RoPE, with the norm of each head before it where `normalizes`, and keys and values to their slots."""
+    """RoPE, after a norm of each head where `normalizes`, and writing keys and values to their slots."""
     query_heads, kv_heads, dim = heads
     qkv = normal((rows, query_heads + 2 * kv_heads, dim), 1, device, torch.bfloat16)
     table = RotaryTable(RopeConfig(), dim, 8 * rows, device)
@@ -172,7 +176,7 @@ def rotate_case(
 def rowwise_cases(
     device: torch.device, dtype: torch.dtype, rows: int, width: int, stream: torch.dtype
 ) -> Iterator[Case]:
-    """RMSNorm alone, after the residual sum, and SiLU gating; `stream`: fp32 in a target, 16 bits in a head."""
+    """RMSNorm, RMSNorm after the residual sum, and SiLU gating. stream: fp32 in a target, 16 bits in a head."""
     x = normal((rows, width), 1, device, stream)
     branch, weight = normal((rows, width), 2, device, dtype), normal((width,), 3, device, stream)
     wide = normal((rows, 2 * width), 4, device, dtype)
@@ -204,7 +208,7 @@ def rowwise_cases(
 
 
 def product_case(device: torch.device, dtype: torch.dtype, rows: int, out_size: int, in_size: int) -> Case:
-    """Rows times a weight of random bytes: any byte is two 4-bit numbers."""
+    """Rows times a 4-bit weight of random bytes: any byte is a valid pair of 4-bit numbers."""
     generator = torch.Generator().manual_seed(6)
     count = out_size * in_size
     packed = torch.randint(0, 256, (count // 2,), dtype=torch.uint8, generator=generator).to(device)

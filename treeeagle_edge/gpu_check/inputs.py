@@ -38,5 +38,5 @@ def empty_pool(slots: int, kv_heads: int, dim: int, dtype: torch.dtype, device: 
 
 
 def floats_of(pool: Pool) -> tuple[Tensor, Tensor]:
-    """Keys and values that the pool stands for: its own, or those of an int8 pool dequantised."""
+    """The keys and values of the pool, dequantised where they are int8."""
     return (pool.keys, pool.values) if pool.scales is None else plain.dequantize(pool)

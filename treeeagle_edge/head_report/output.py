@@ -1,7 +1,7 @@
-"""The report on a head as one JSON object, and as Markdown tables drawn from it.
+"""The report on a head as one JSON object, and as Markdown tables that are made from it.
 
-The object of `-o json`, schema "treeeagle-eval-head/1". Shares and probabilities are from 0 to 1; null stands for what
-could not be measured, where no round ran or no node was judged.
+The object of `-o json` has the schema "treeeagle-eval-head/1". Shares and probabilities are from 0 to 1. A figure is
+null where no round ran, or where the target judged no node.
 
 - `schema`; `environment` (versions, device and time, as of `treeeagle bench`);
 - `settings`: `model`, `head`, `bits`, `head_bits`, `lm_head_bits`, `kernels`, `context`, `threads`, `profile`, `depth`,
@@ -11,18 +11,19 @@ could not be measured, where no round ran or no node was judged.
   - `budgets`: a list in the order of `settings.budgets`, each with
     - `nodes`: the budget, root not counted;
     - `tokens`: of the answers, the prefill's included; `rounds`: verify passes, the prefill is none;
-    - `accepted`: nodes walked; `tokens_per_round`: the sum of (accepted + 1) over rounds, by rounds;
+    - `accepted`: nodes accepted; `tokens_per_round`: the mean of (accepted + 1) over rounds;
     - `first_token_acceptance`: share of the rounds with a tree in which the head's likeliest token was the target's;
-    - `acceptance_by_depth`: from depth 1, share of the rounds whose walk got there; the sum is tokens_per_round - 1;
-  - `calibration`, over the judged nodes of the largest trees: those whose parent was walked, so that the target had
-    its say about them:
+    - `acceptance_by_depth`: from depth 1, share of the rounds that accepted a node there; the sum is
+      tokens_per_round - 1;
+  - `calibration`, over the judged nodes of the largest trees: those whose parent was accepted, so that the target
+    either accepted or refused them:
     - `nodes`: the budget; `judged`: how many nodes; `expected_calibration_error` (arXiv 1706.04599);
     - `bins`: ten, each with `from`, `to`, `nodes`, `predicted` (mean of the probabilities that the head gave the nodes,
-      each given its parent) and `observed` (share of the nodes that were walked);
+      each given its parent) and `observed` (share of the nodes that were accepted);
 - `notes`: a list of sentences.
 
-Every figure pools its rounds or nodes: a long answer weighs more than a short one. When decoding is greedy, the
-target's likeliest token is walked however likely it was. So even a head that gave the target's own distribution would
+Every figure pools its rounds or nodes: a long answer weighs more than a short one. In greedy decoding the target's
+likeliest token is accepted, however likely it was. So even a head that predicted the target's own distribution would
 lie above the diagonal where it is surest, and below it elsewhere.
 """
 
@@ -45,7 +46,7 @@ SCHEMA = "treeeagle-eval-head/1"
 
 
 def build_document(report: HeadReport, options: EvalOptions, runtime: Runtime) -> Document:
-    """Everything that was measured, in the form of `-o json`."""
+    """The whole result in the form of `-o json`."""
     budgets = [shape.nodes for shape in options.shapes]
     answered = {answer.prompt_set for answer in report.answers}
     rows = [_row(report, budgets, item.name) for item in options.prompts if item.name in answered]
@@ -190,7 +191,7 @@ def _tokens_table(document: Document) -> str:
 
 
 def _acceptance_table(what: str, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """One line an entry: the name given with it, and its acceptance."""
+    """One line for each (name, budget entry)."""
     depths = max(len(entry["acceptance_by_depth"]) for _, entry in entries)
     header = (what, "rounds", "first token", *(f"depth {level}" for level in range(1, depths + 1)))
     rows = []

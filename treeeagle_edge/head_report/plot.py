@@ -1,4 +1,4 @@
-"""The report on a head as a picture: a reliability diagram next to acceptance by depth."""
+"""Draws the report on a head: a reliability diagram beside acceptance by depth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLOUR = "#2e7d4f"
 
 
 def draw(document: Document, path: Path) -> None:
-    """Write the picture; `check_plot` of the bench says beforehand whether that can work.
+    """Write the picture. `treeeagle_edge.bench.plot.check_plot` says beforehand whether that can work.
 
     Raises InputError where the file cannot be written.
     """
@@ -30,7 +30,7 @@ def draw(document: Document, path: Path) -> None:
 
 
 def draw_reliability(axes: Any, document: Document) -> None:
-    """One point a bin that holds nodes, over all prompts; its area is the bin's share of the nodes."""
+    """One point for each bin that holds nodes, over all prompts. Its area shows the bin's share of the nodes."""
     calibration = document["summary"]["calibration"]
     bins = [item for item in calibration["bins"] if item["nodes"]]
     axes.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle="--", label="calibrated")
@@ -57,7 +57,7 @@ def draw_reliability(axes: Any, document: Document) -> None:
 
 
 def draw_depth(axes: Any, document: Document) -> None:
-    """One line a budget, over all prompts."""
+    """One line for each budget, over all prompts."""
     lines: list[tuple[str, list[float], dict[str, Any]]] = [
         (
             f"{entry['nodes']} nodes, {number(entry['tokens_per_round'], 2)} tokens a round",
