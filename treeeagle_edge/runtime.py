@@ -1,4 +1,4 @@
-"""Puts a run together: device, plan, target, head, engine, tokenizer. Nothing is loaded before the plan fits."""
+"""Sets up a run: device, plan, target, head, engine, tokenizer. Nothing is loaded unless the plan fits."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Runtime:
 
 
 def load_runtime(settings: RunSettings, *, progress: Progress = silent) -> Runtime:
-    """Plan, check that the plan fits, then load. `progress` gets one line a step.
+    """Plan, check that the plan fits, then load.
 
     Raises InputError for files that cannot be read, CannotRunError where the plan does not fit, UsageError
     for options that contradict each other.
@@ -62,15 +62,15 @@ def load_runtime(settings: RunSettings, *, progress: Progress = silent) -> Runti
     torch.set_num_threads(threads)
     checkpoint = open_checkpoint(path)
     progress(f"loading {plan.model.name} at {plan.bits} bits")
-    # a head named by the profile or the person is fetched; one that merely suits the model is used if it is here
+    # a head that the person or the profile names is fetched; one that only suits the model is used if it is here
     fetch = settings.head is not None or settings.model is None
     head_path = head_path_of(plan, fetch=fetch, progress=progress)
     target, head = load_models(plan, checkpoint, threads, head_path)
     if plan.backend.native:
-        # idle threads of PyTorch spin on the cores that native passes need: sampled answers took 1.4 times as long.
-        # What is left to PyTorch here is small
+        # PyTorch's idle threads would spin on the cores that native passes need: sampled answers took 1.4 times as
+        # long. PyTorch has little to compute here.
         torch.set_num_threads(1)
-    # before what passes cost is measured
+    # must come before the costs of passes are measured, which depend on the kernels
     slower = choose_kernels(
         torch.device(plan.device),
         _kernel_shapes(plan, target, head),
@@ -122,7 +122,7 @@ def _build_engine(
 
 
 def _kernel_shapes(plan: RunPlan, target: TargetModel, head: DraftHead | None) -> list[ModelShape]:
-    """What both models ask of the kernels, where they are on PyTorch's path."""
+    """Shapes of the models that run on PyTorch's kernels: the shapes that GPU kernels are tried in."""
     shapes = [target_shape(target.config, target.kv_dtype, plan.widths.layers)]
     if head is not None:
         shapes.append(head_shape(head.config, head.store.keys.dtype, plan.widths.head))

@@ -37,9 +37,8 @@ class Sizes:
     contexts: tuple[int, ...]  # tokens, where attention is timed
     context: int  # tokens, of engines
     prompt: int  # tokens
-    answer: (
-        int  # tokens: one from the prefill, and a number that 2, 3 and 4 divide, so that all rounds are whole
-    )
+    # tokens: one of the prefill, and a number that 2, 3 and 4 divide, so that no round of so many tokens is cut
+    answer: int
     rounds: int  # over which memory must not grow
     samples: int  # how often each call is timed
     kernel_runs: int  # how often each kernel runs on the same inputs

@@ -26,11 +26,11 @@ class CacheFolder:
         self._locks = self.cache / ".locks" / folder
 
     def blob(self, file: RemoteFile) -> Path:
-        """Where a whole file lies."""
+        """The path of a complete file."""
         return self._blobs / file.checksum
 
     def partial(self, file: RemoteFile) -> Path:
-        """Where a file lies while it comes."""
+        """The path of a file that is being fetched."""
         return self._blobs / f"{file.checksum}.incomplete"
 
     def lock(self, file: RemoteFile) -> Path:
@@ -38,7 +38,7 @@ class CacheFolder:
         return self._locks / f"{file.checksum}.lock"
 
     def whole(self, file: RemoteFile) -> Path | None:
-        """The file where it is here at its declared size, None otherwise."""
+        """The file, where it is on this machine with its declared size, else None."""
         # in the snapshot it is a link to the blob, or the file itself on systems without links
         places = (self.snapshot / file.name, self.blob(file))
         return next((place for place in places if _size(place) == file.size), None)

@@ -22,8 +22,8 @@ from treeeagle_edge.progress import Progress, silent
 from treeeagle_edge.units import format_size
 
 _CLIENT_BARS = "huggingface_hub.http_get"
-_MOST_BREAKS = 100  # of a line in one file, each after some bytes
-_SLOW_TO_READ = 200 * 10**6  # bytes of a file whose checksum takes long enough to be worth a word
+_MOST_BREAKS = 100  # how often the connection may break while one file comes, if each time some bytes came
+_SLOW_TO_READ = 200 * 10**6  # bytes; before the checksum of a larger file is computed, a message says so
 
 
 def fetch_config(repository: Repository) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _fetch(repository: Repository, file: RemoteFile, folder: CacheFolder, meter:
 
 
 def _transfer(repository: Repository, file: RemoteFile, folder: CacheFolder, meter: Meter) -> None:
-    """Fetch what is missing of `file`, again and again where the line breaks, as long as bytes come."""
+    """Fetch what is missing of `file`. Where the connection breaks, try again, as long as some bytes come each time."""
     for breaks in range(1, _MOST_BREAKS + 1):
         begun = folder.bytes_here(file)
         try:
@@ -123,7 +123,7 @@ def _transfer_once(repository: Repository, file: RemoteFile, partial: Path, begu
     from huggingface_hub.utils import build_hf_headers
 
     if begun == 0:
-        partial.unlink(missing_ok=True)  # too long to be a part of the file
+        partial.unlink(missing_ok=True)  # longer than the file, so it is no part of it
     meter.begin(file.name, begun)
     with CountedFile(partial, meter.chunk) as stream:
         http_get(
@@ -146,7 +146,7 @@ def _matches(file: RemoteFile, path: Path, meter: Meter) -> bool:
 
 @contextmanager
 def _quiet_client() -> Iterator[None]:
-    """The client's own bars and warnings (each retry is one) are kept off the screen: ours say what matters."""
+    """Hide the client's progress bars and warnings (one for each retry): this program reports progress itself."""
     from huggingface_hub import constants
     from huggingface_hub.utils import (
         are_progress_bars_disabled,

@@ -34,9 +34,7 @@ class DialogueToken:
     """One token of a dialogue."""
 
     token: int
-    in_answer: (
-        bool  # the target chose it as part of its answer: such tokens are what a head learns to predict
-    )
+    in_answer: bool  # chosen by the target as part of its answer: a head learns to predict such tokens
     wish: Wish | None = None  # how the token after it is to be chosen; None: the script gives it
 
 
