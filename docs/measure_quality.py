@@ -1,4 +1,4 @@
-"""What the bits cost: perplexity, divergence and agreement of every width against fp32 on the same values.
+"""Measures what fewer bits cost: perplexity, divergence and agreement of every width against fp32.
 
 python docs/measure_quality.py [--tokens 128] [--per-scenario 4] [--threads 2] [-o quality.json]
 
@@ -98,7 +98,7 @@ class Cost:
 
 
 def table(losses: dict[str, list[Loss]], texts: Sequence[Text]) -> str:
-    """One row a width: over all texts, and the ratio of each temperature alone."""
+    """One row for each width: over all texts, and the ratio of each temperature alone."""
     header = (
         "weights",
         "perplexity / fp32's",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class KVStore:
-    """Keys and values of the target, one row a slot, allocated once.
+    """Keys and values of the target, one row for each slot, allocated once.
 
     keys, values: [layers, slots, kv_heads, head_dim], dtype of the attention (fp32, bf16 or fp16), RoPE applied.
     rest: stores of the layers after these, where layers are split over several devices.
