@@ -137,7 +137,7 @@ def test_several_formats_follow_each_other(
 def test_a_difference_is_shown_and_only_strict_makes_it_an_error(
     engine: FakeEngine, questions: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """expectations row 28: where the arms differ, the place and the tie margin are reported."""
+    """Expectations row 28: where the arms differ, the place and the tie margin are reported."""
     engine.slip = 5
     arguments = ("--prompts", str(questions), "--max-tokens", "9", "--repetitions", "1")
     assert run(*arguments) == 0

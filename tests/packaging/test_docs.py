@@ -26,6 +26,24 @@ def test_links_lead_to_files(page: str, repository: Path) -> None:
     assert [link for link in LINK.findall(text) if not (folder / link).exists()] == []
 
 
+def test_every_expectation_is_shown_by_the_tests_that_the_page_names(repository: Path) -> None:
+    page = (repository / "docs" / "expectations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \|.*\| (.+) \|$", page, re.MULTILINE)
+    named = {(int(row), path) for row, cell in rows for path in re.findall(r"`([\w/]+\.py)`", cell)}
+    assert len({row for row, _ in named}) == len(rows)
+    tests = repository / "tests"
+    cited = {
+        (int(row), path.relative_to(tests).as_posix())
+        for path in tests.rglob("test_*.py")
+        for rows in re.findall(
+            r"[Ee]xpectations rows? (\d+(?:(?:, | and )\d+)*)", path.read_text(encoding="utf-8")
+        )
+        for row in re.findall(r"\d+", rows)
+    }
+    assert named - cited == set()
+    assert {row for row, _ in cited} == {row for row, _ in named}
+
+
 def test_the_modules_that_the_architecture_names_exist(repository: Path) -> None:
     text = (repository / "docs" / "architecture.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([\w/]+\.py)`", text))

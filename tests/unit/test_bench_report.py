@@ -220,7 +220,7 @@ def test_a_scenario_with_a_bar_in_its_name_does_not_break_the_table():
 
 
 def test_notes_say_what_the_table_cannot():
-    """expectations row 32: acceptance is shown, and a speculation that does not pay says so."""
+    """Expectations row 32: acceptance is shown, and a speculation that does not pay says so."""
     slow = run_of(sample("plain", 0, 101, 0.5), tree(0, 101, 1.0, draft_failures=2))
     notes = document_of(slow)["notes"]
     assert any("slower than plain" in item for item in notes)
