@@ -35,10 +35,10 @@ def test_every_expectation_is_shown_by_the_tests_that_the_page_names(repository:
     cited = {
         (int(row), path.relative_to(tests).as_posix())
         for path in tests.rglob("test_*.py")
-        for rows in re.findall(
+        for listed in re.findall(
             r"[Ee]xpectations rows? (\d+(?:(?:, | and )\d+)*)", path.read_text(encoding="utf-8")
         )
-        for row in re.findall(r"\d+", rows)
+        for row in re.findall(r"\d+", listed)
     }
     assert named - cited == set()
     assert {row for row, _ in cited} == {row for row, _ in named}

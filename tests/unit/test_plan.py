@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from plan_cases import LLAMA, usual
 
 from treeeagle_edge.errors import UsageError
-from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
 from treeeagle_edge.limits import MAX_EXPANSIONS
 from treeeagle_edge.plan import plan_memory, plan_slots
@@ -21,14 +20,10 @@ from treeeagle_edge.plan_bytes import block_bytes, embedding_bytes, linear_bytes
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.units import GB, format_gb
 
+pytestmark = pytest.mark.usefixtures("native_kernels")
+
 DEMO = KNOWN_MODELS["smollm2-135m"]
 TREE = TreeShape(4, 4, 24)
-
-
-@pytest.fixture(autouse=True)
-def _with_native_kernels(monkeypatch):
-    """Plans are made for a machine that has a compiler, wherever the tests run."""
-    monkeypatch.setattr(loader, "problem", lambda: None)
 
 
 def plan(

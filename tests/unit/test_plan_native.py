@@ -22,15 +22,11 @@ from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.units import GB
 
+pytestmark = pytest.mark.usefixtures("native_kernels")
+
 DEMO = KNOWN_MODELS["smollm2-135m"]
 TREE = TreeShape(4, 4, 24)
 needs_native = pytest.mark.skipif(loader.problem() is not None, reason="native kernels need a C++ compiler")
-
-
-@pytest.fixture(autouse=True)
-def _with_native_kernels(monkeypatch):
-    """Plans are made for a machine that has a compiler, wherever the tests run."""
-    monkeypatch.setattr(loader, "problem", lambda: None)
 
 
 def machine(*, card: bool = False) -> Hardware:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -44,15 +43,6 @@ def walk(
     at: int = 0,
 ):
     return Sampler(params, prompt, logits.shape[-1], CPU).walk(tree, logits, at)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Operations on twelve numbers: threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
