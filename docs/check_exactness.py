@@ -1,13 +1,13 @@
-"""Speculation gives the tokens of plain decoding: every id compared, at 8 and 4 bits, greedy and sampled.
+"""Checks that speculation gives the tokens of plain decoding: compares every id, at 8 and 4 bits, greedy and sampled.
 
 python docs/check_exactness.py [--count 200] [--tokens 200] [--prompts FILE.jsonl] [--threads 2] [-o exactness.json]
 
-The prompts are the built-in ones, those of the files, and, until `--count` are reached, made-up ones: an earlier prompt
-with some tokens behind it that the model drew itself at temperature 1. Each is answered plainly and with trees,
-greedily and at temperature 0.8 with a seed of its own. Every second prompt has trees whose size the controller chooses,
-the others trees of fixed shapes in turn, since on a busy machine the controller may do without. End tokens do not end
-an answer, so that every answer has `--tokens` tokens. No tolerance; exit code 1 where one id differs, or where nothing
-was drafted.
+The prompts are the built-in ones, those of the files, and made-up ones until there are `--count`: an earlier prompt,
+followed by some tokens that the model draws at temperature 1. Each is answered plainly and with trees, greedily and at
+temperature 0.8 with its own seed. For every second prompt the controller chooses the trees. The others have trees of
+fixed shapes in turn, since on a busy machine the controller may choose none. End tokens do not end an answer, so that
+every answer has `--tokens` tokens. There is no tolerance: exit code 1 where one id differs, or where nothing was
+drafted.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from measuring.runs import (
 )
 from measuring.timing import decode
 
-from treeeagle_edge.bench.report import aligned_table
 from treeeagle_edge.bench.samples import first_difference
 from treeeagle_edge.engine import Engine
+from treeeagle_edge.markdown_table import aligned_table
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 
@@ -59,12 +59,12 @@ class Count:
     answers: int = 0
     tokens: int = 0
     tree_rounds: int = 0
-    accepted: int = 0  # drafted tokens that became text: what could have been wrong
+    accepted: int = 0  # drafted tokens that became text, that is, tokens that could have been wrong
     differences: list[str] = field(default_factory=list)
 
 
 def made_up(engine: Engine, bases: Sequence[PromptIds]) -> Iterator[PromptIds]:
-    """Without end: every base in turn with ever other tokens behind it."""
+    """Endless: each base in turn, followed by tokens that are new every time."""
     number = 0
     while True:
         base = bases[number % len(bases)]
@@ -79,7 +79,7 @@ def made_up(engine: Engine, bases: Sequence[PromptIds]) -> Iterator[PromptIds]:
 def compare(
     engine: Engine, case: PromptIds, params: SamplingParams, shape: TreeShape | None, count: Count
 ) -> None:
-    """Answer `case` twice and count; without a shape the controller chooses."""
+    """Answer `case` plainly and with trees, and count. Without a shape the controller chooses the trees."""
     plain = decode(engine, case.ids, params, speculate=False)
     tree = decode(engine, case.ids, params, tree=shape)
     count.answers += 1
@@ -94,7 +94,7 @@ def compare(
 
 
 def table(counts: dict[tuple[int, str], Count]) -> str:
-    """One row a width and mode."""
+    """One row for each width and mode."""
     header = (
         "bits",
         "sampling",

@@ -1,10 +1,10 @@
-"""A draft head in the reference implementation (SafeAILab/EAGLE): the trees it draws are ours.
+"""Checks draft trees against the reference implementation (SafeAILab/EAGLE): both draft the same trees.
 
 python docs/check_reference.py CHECKOUT [--head FOLDER] [--model NAME] [--rounds 10]
 
 CHECKOUT is a clone of SafeAILab/EAGLE, whose `eagle/model/cnets.py` is imported. The head is exported in the layout
-`safeailab` and read by both. In every round of a greedy answer both see the same features of the target, in fp32, and
-their trees are compared as sets of paths. Exit code 1 where one differs by more than a tie at the cut.
+`safeailab`, which both read. In every round of a greedy answer both get the same features of the target, in fp32, and
+their trees are compared as sets of paths. Exit code 1 where two trees differ, unless only nodes with equal scores do.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from treeeagle_edge.head import Head
 from treeeagle_edge.head_checkpoint import open_head
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.limits import MAX_EXPANSIONS
 from treeeagle_edge.models import BUNDLED_HEADS, resolve_model
-from treeeagle_edge.passes import MAX_EXPANSIONS
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.target import Target, load_target
@@ -43,7 +43,7 @@ PROMPTS = (
 )
 CONTEXT, SLOTS = 512, 640
 CPU = torch.device("cpu")
-TIE = 1e-4  # scores that differ by less may change places at the cut
+TIE = 1e-4  # where scores differ by less, either node may be the last that the tree takes
 Paths = frozenset[tuple[int, ...]]
 
 
@@ -65,12 +65,12 @@ def reference_head(checkout: Path, folder: Path, embedding: Tensor, shape: TreeS
     from cnets import Model
 
     declared = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    # its own config class is made for an older transformers; of what that class adds, the model reads these two
+    # the reference's config class needs an older transformers; of what that class adds, the model reads these two
     config = SimpleNamespace(**{"pretraining_tp": 1, "rope_scaling": None, **declared})
     model = Model(config, total_tokens=shape.nodes + 1, depth=shape.depth - 1, top_k=shape.branching)
     model.embed_tokens.weight.data = embedding
     left = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
-    whole = declared["draft_vocab_size"] == declared["vocab_size"]  # then there are no offsets to read
+    whole = declared["draft_vocab_size"] == declared["vocab_size"]  # then the file has no offsets
     absent = {"embed_tokens.weight", *(("d2t", "t2d") if whole else ())}
     missing = [name for name in left.missing_keys if name not in absent]
     if missing or left.unexpected_keys:
@@ -91,7 +91,7 @@ def features_of(target: Target, ids: Sequence[int]) -> Tensor:
 
 
 def reference_paths(model: Any, features: Tensor, ids: Sequence[int]) -> Paths:
-    """Token paths from the root of the tree the reference draws below the last of `ids`."""
+    """Token paths, from the root, of the tree that the reference drafts after the last of `ids`."""
     model.reset_kv()
     tokens, _, mask, _ = model.topK_genrate(features[None], torch.tensor([list(ids)]), None, None)
     return frozenset(

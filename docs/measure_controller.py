@@ -1,11 +1,11 @@
-"""Whether the controller chooses well: its trees against plain decoding and fixed trees, scenario by scenario.
+"""Measures whether the controller chooses well: its trees against plain decoding and fixed trees, in each scenario.
 
 python docs/measure_controller.py [--bits 8 --bits 4] [--repetitions 5] [--tokens 64] [--threads 2] [-o controller.json]
 
 Plain decoding, the adaptive tree and a handful of fixed trees answer every prompt in turn, in an order that changes
-each time. The speed of an arm in a scenario is the median over repetitions of (tokens after the first) / (seconds after
-the first), pooled over the scenario's prompts. The bar: adaptive is at least 0.95 of the best of plain and all fixed
-trees. The controller keeps what it learnt, as it does in a chat.
+each time. The speed of an arm in a scenario is the median over repetitions of (tokens after the first) / (seconds
+after the first), pooled over the scenario's prompts. The goal: the adaptive tree reaches at least 0.95 of the speed
+of the best other arm. The controller keeps what it has learnt, as it does in a chat.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from measuring.runs import (
 )
 from measuring.timing import Decoded, decode, in_turn
 
-from treeeagle_edge.bench.report import aligned_table
+from treeeagle_edge.markdown_table import aligned_table
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.runtime import Runtime
 from treeeagle_edge.sampling_params import SamplingParams
@@ -63,7 +63,7 @@ def best_other(speeds: Mapping[str, float]) -> str:
 def measure(
     runtime: Runtime, cases: Sequence[PromptIds], fixed: Sequence[str], chosen: argparse.Namespace
 ) -> dict[str, Any]:
-    """Speeds of one scenario: every arm's by repetition, and what the adaptive one drafted."""
+    """One scenario: the speed of every arm in every repetition, and what the adaptive tree drafted."""
     engine = runtime.engine
     stops = runtime.generation.stop_ids | runtime.tokenizer.stop_ids
     params = SamplingParams(max_tokens=chosen.tokens, stop_ids=stops)
@@ -96,7 +96,7 @@ def measure(
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """One row a scenario: tokens a second of every arm, and the adaptive one's share of the best."""
+    """One row for each scenario: tokens a second of every arm, and the adaptive one's share of the best."""
     arms = list(next(iter(results.values()))["speeds"])
     header = (
         "scenario",

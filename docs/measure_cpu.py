@@ -1,4 +1,4 @@
-"""The CPU path's claims, measured in one run: passes by rows, decoding, prefill, second turns, memory.
+"""Measures what the documentation claims about the CPU: passes by rows, decoding, prefill, second turns, memory.
 
 python docs/measure_cpu.py [--parts verify,decode,prefill,turn,memory] [--threads 2] [-o cpu.json]
 
@@ -85,7 +85,7 @@ def arguments() -> argparse.Namespace:
 
 
 def memory_part(chosen: argparse.Namespace) -> None:
-    """(f) The other script, whose table goes to stdout."""
+    """Run docs/measure_memory.py, whose table goes to stdout."""
     print("### Resident memory\n", flush=True)
     script = Path(__file__).with_name("measure_memory.py")
     bits = [f"--bits={item}" for item in chosen.bits]
@@ -102,7 +102,7 @@ def main() -> int:
     chosen.bits = chosen.bits or [8, 4]
     path = resolve_model(chosen.model)
     if WITH_LLAMA & set(wanted):
-        llama.library()  # its absence is told before anything is loaded
+        llama.library()  # raises where it is missing, before anything is loaded
         if path.suffix != ".gguf":
             raise InputError(f"{path} is no GGUF file, so llama.cpp cannot read it", "give a .gguf file")
     report = Report("cpu", chosen)

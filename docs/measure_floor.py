@@ -1,9 +1,9 @@
-"""The speed floor, measured in one run: transformers in fp32, our plain decoding, our tree decoding.
+"""Measures the speed that is always required: transformers in fp32, plain decoding and tree decoding in one run.
 
 python docs/measure_floor.py [--bits 8] [--tokens 64] [--threads 2] [-o floor.json]
 
-All three answer each built-in prompt of the bench greedily, one after the other, in an order that turns round
-with every prompt. Speed is tokens after the first by seconds after the first, so no arm pays for its prefill. The
+All three answer each built-in prompt of the bench greedily, one after the other, in an order that changes with every
+prompt. Speed is tokens after the first, divided by seconds after the first, so that the prefill does not count. The
 result is the median over prompts of two ratios: plain / transformers (goal 2.5) and tree / plain (goal 1.3).
 """
 
@@ -25,9 +25,9 @@ from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteri
 
 from treeeagle_edge.bench.arms import Bench
 from treeeagle_edge.bench.prompts import builtin_prompts
-from treeeagle_edge.bench.report import aligned_table
 from treeeagle_edge.bench.run import environment_of
 from treeeagle_edge.bench.samples import PLAIN, TREE, Case, first_difference
+from treeeagle_edge.markdown_table import aligned_table
 from treeeagle_edge.models import resolve_model
 from treeeagle_edge.runtime import load_runtime
 from treeeagle_edge.sampling_params import SamplingParams
@@ -52,7 +52,7 @@ class Timed:
 
 
 class Stamps(StoppingCriteria):
-    """Never stops; notes when each token came."""
+    """Notes when each token comes, and never stops the answer."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -92,7 +92,7 @@ class Oracle:
 def measure(
     arms: dict[str, Callable[[Case], Timed]], cases: Sequence[Case], repetitions: int
 ) -> list[dict[str, Any]]:
-    """One entry a prompt and repetition, with the speed of each arm."""
+    """One entry for each prompt and repetition, with the speed of each arm."""
     entries: list[dict[str, Any]] = []
     for number in range(repetitions * len(cases)):
         case = cases[number % len(cases)]

@@ -1,10 +1,10 @@
-"""Resident memory against the plan, each width of weights in a process of its own.
+"""Compares resident memory with the plan, for each width of weights in a process of its own.
 
 python docs/measure_memory.py [--bits 8 --bits 4] [--fill 8000] [--tokens 128] [--threads 2] [-o memory.json]
 
-A process loads the model with its head, reads a prompt of `--fill` tokens, so that the pages of the KV pool are written
-in any case, and answers. Its most resident memory while answering is compared with 1.25 x the plan's weights, head and
-pool, plus what imports take: the resident memory of another process that imports the same modules and loads nothing.
+A process loads the model with its head, reads a prompt of `--fill` tokens, so that most pages of the KV pool are
+written, and answers. The peak of its resident memory is compared with a limit: 1.25 x the plan's weights, head and
+pool, plus the memory of another process that imports the same modules and loads nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HELD = ("weights", "embedding", "head", "KV")
 
 
 def answer_once(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Load, answer, and tell what was planned and what was used, in bytes; and which modules that took."""
+    """Load and answer. Returns planned and used bytes, and the names of the imported modules."""
     from measuring.runs import load, long_prompt
     from measuring.timing import decode
 
@@ -55,13 +55,13 @@ def import_only() -> int:
     for name in sys.stdin.read().split():
         try:
             importlib.import_module(name)
-        except Exception:  # some parts of packages exist only in the process that made them
+        except Exception:  # some modules can only be imported in the process that made them
             continue
     return int(psutil.Process().memory_info().rss)
 
 
 def child(arguments: list[str], stdin: str = "") -> Any:
-    """What a fresh process with these arguments prints, read as JSON."""
+    """What a new process with these arguments prints, read as JSON."""
     command = [sys.executable, __file__, *arguments]
     done = subprocess.run(command, input=stdin, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
@@ -79,8 +79,8 @@ def measure(chosen: argparse.Namespace, bits: int) -> dict[str, Any]:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """One row a width."""
-    from treeeagle_edge.bench.report import aligned_table
+    """One row for each width."""
+    from treeeagle_edge.markdown_table import aligned_table
 
     header = ("bits", "weights + head + pool", "imports", f"bar: {FACTOR} x + imports", "most while answering",
               "most while loading")  # fmt: skip
@@ -104,7 +104,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Exit code 1 where a width needs more than the bar."""
+    """Measure and print; exit code 1 where a width needs more than the limit."""
     chosen = arguments()
     if chosen.role == "imports":
         print(import_only())

@@ -1,4 +1,4 @@
-"""What the bits cost: perplexity, divergence and agreement of every width against fp32 on the same values.
+"""Measures what fewer bits cost: perplexity, divergence and agreement of every width against fp32.
 
 python docs/measure_quality.py [--tokens 128] [--per-scenario 4] [--threads 2] [-o quality.json]
 
@@ -24,7 +24,7 @@ from measuring.runs import Report, add_prompts, as_ids, load, parser, questions,
 from measuring.timing import decode
 from torch import Tensor
 
-from treeeagle_edge.bench.report import aligned_table
+from treeeagle_edge.markdown_table import aligned_table
 from treeeagle_edge.model_protocols import TargetModel
 from treeeagle_edge.sampling_params import SamplingParams
 
@@ -98,7 +98,7 @@ class Cost:
 
 
 def table(losses: dict[str, list[Loss]], texts: Sequence[Text]) -> str:
-    """One row a width: over all texts, and the ratio of each temperature alone."""
+    """One row for each width: over all texts, and the ratio of each temperature alone."""
     header = (
         "weights",
         "perplexity / fp32's",

@@ -1,4 +1,4 @@
-"""Where the time of a round goes: inside the native calls, and in Python around them.
+"""Measures where the time of a round goes: inside the native calls, and in Python around them.
 
 python docs/measure_round.py [--bits 8 --bits 4] [--tokens 128] [--threads 2] [-o round.json]
 
@@ -32,10 +32,10 @@ from measuring.runs import (
 )
 from measuring.timing import Spread, in_turn
 
-from treeeagle_edge.bench.report import aligned_table
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.kernels.native.library import library
+from treeeagle_edge.markdown_table import aligned_table
 from treeeagle_edge.rounds import Round
 from treeeagle_edge.sampling_params import SamplingParams
 
@@ -61,7 +61,7 @@ class NativeClock:
             setattr(library(), name, function)
 
     def restart(self) -> None:
-        """Begin anew."""
+        """Set both back to zero."""
         self.seconds = dict.fromkeys(self.seconds, 0.0)
 
     def _timed(self, name: str, function: Callable[..., int], *given: Any) -> int:
@@ -121,13 +121,13 @@ def answer(
         last, native = (
             time.perf_counter(),
             dict(clock.seconds),
-        )  # what follows the last round is not part of one
+        )  # time after the last round does not count
         rounds.append(item)
     return split_of(rounds, last - started, native)
 
 
 def table(found: dict[str, list[Split]]) -> str:
-    """One row an arm: milliseconds a round by part, and the share outside."""
+    """One row for each arm: milliseconds of a round by part, and the share outside."""
     parts = ("target", "head", "drafting", "verifying", "sampling", "rest")
     header = ("arm, bits", "ms a round", "target pass", "draft tree", "around drafting", "around verifying",
               "sampling", "rest", "outside, share (quartiles)")  # fmt: skip

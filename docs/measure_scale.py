@@ -1,12 +1,13 @@
-"""What speculation is worth on larger targets, from measured costs of their shapes and a model of acceptance.
+"""Estimates what speculation is worth on larger targets, from measured costs and a model of acceptance.
 
 python docs/measure_scale.py [--models Qwen2-0.5B,Llama-3.2-1B] [--threads 2] [--plot docs/scale.svg] [-o scale.json]
 
-Weights are random, made on the spot in the shapes of the model, at 8 and 4 bits on the native kernels, with a head of
-the target's width. Measured: a plain pass, verify passes by rows, drafts by levels, all behind a prefix of --prefix
-tokens. Computed: the speed-up of a tree by its nodes, where the head's tree of 16 nodes would settle 2, 3 or 4 tokens a
-round (docs/measuring/acceptance.py says how acceptance grows with nodes), each with the depth that suits it best; and
-the break-even, in tokens a round. No text comes of it, and no acceptance is claimed for these models.
+Weights are random, in the shapes of the models, at 8 and 4 bits on the native kernels; the head is as wide as the
+target. Measured: a plain pass, verify passes by rows, drafts by levels, all after a prefix of --prefix tokens.
+Computed: the speed-up of trees by their number of nodes, each at its best depth, if the head's tree of 16 nodes gave
+2, 3 or 4 tokens a round (docs/measuring/acceptance.py models how acceptance grows with nodes); and the number of
+tokens a round from which on a tree is faster. Nothing is said about the acceptance that a real head reaches on these
+models.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from measuring.runs import Report, add_bits, parser, run, say
 from measuring.timing import in_turn
 
 from treeeagle_edge.bench.plot import check_plot, save
-from treeeagle_edge.bench.report import aligned_table
 from treeeagle_edge.costs import CostModel, CostTable
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.kernels.native.team import Team
+from treeeagle_edge.limits import MAX_EXPANSIONS
+from treeeagle_edge.markdown_table import aligned_table
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.native_head import NativeHead
 from treeeagle_edge.native_target import load_native_target
-from treeeagle_edge.passes import MAX_EXPANSIONS
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32)
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 31)  # nodes
@@ -73,9 +74,8 @@ def measure(timers: dict[str, PassTimer], turns: int) -> dict[str, CostTable]:
     for name in timers:
         verify = tuple(median(found[f"{name}, verify {rows}"]) for rows in ROWS)
         short, deep = (median(found[f"{name}, draft {levels}"]) for levels in LEVELS)
-        step = max(
-            (deep - short) / (LEVELS[1] - LEVELS[0]), short / 20
-        )  # never free, whatever the clock says
+        # a difference of two times may come out at zero or below
+        step = max((deep - short) / (LEVELS[1] - LEVELS[0]), short / 20)
         tables[name] = CostTable(ROWS, verify, short, step)
     return tables
 
@@ -108,7 +108,7 @@ def speedups(item: CostTable) -> dict[str, Any]:
 
 
 def as_plain(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The same for the JSON."""
+    """The results as plain values for the JSON."""
     return {
         name: {"least": item["least"]} | {f"{accepted} tokens": [vars(choice) for choice in curve]
                                           for accepted, curve in item["curves"].items()}
@@ -117,7 +117,7 @@ def as_plain(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def speed_table(results: dict[str, dict[str, Any]]) -> str:
-    """One row a model and acceptance: the speed-up by nodes, the best of them, and where trees begin to pay."""
+    """One row for each model and acceptance: the speed-up by nodes, the best of them, and where trees begin to pay."""
     header = ("model, bits", "tokens a round", *(f"{nodes} nodes" for nodes in BUDGETS), "best", "its break-even",
               "trees pay from")  # fmt: skip
     rows = []
@@ -134,7 +134,7 @@ def speed_table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
-    """Speed-up by nodes, one panel a model and width."""
+    """Speed-up by nodes, one panel for each model and width."""
     from matplotlib.figure import Figure  # optional, and slow to import
 
     figure = Figure(figsize=(3.4 * len(results), 3.6), layout="constrained")

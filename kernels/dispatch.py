@@ -1,4 +1,4 @@
-"""The one place that chooses what computes attention, and what lies between a layer's matrix products."""
+"""The one place that chooses which backend computes attention and the other operations between matrix products."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRITON = "triton"
 
 
 def _triton(module: str, name: str) -> Kernel:
-    """A function of one of Triton's modules, which import triton: only where it is used."""
+    """A function of one of our Triton modules, which is imported at the first call: it imports triton."""
 
     def call(*arguments: object) -> Tensor:
         return getattr(import_module(f"treeeagle_edge.kernels.triton.{module}"), name)(*arguments)
@@ -68,7 +68,7 @@ class _Dispatcher:
         self.left_out: frozenset[str] = frozenset()
 
     def serving(self, operation: str) -> str:
-        """The backend that computes `operation`: the one in force where it has a kernel for it that is not left out."""
+        """The backend that computes `operation`: the one in force, or the reference where that has no kernel to use."""
         left_out = self.name == TRITON and operation in self.left_out
         return "reference" if left_out or self.name not in self.kernels[operation] else self.name
 
@@ -89,7 +89,7 @@ def available_backends() -> tuple[str, ...]:
 
 
 def _refusal(name: str) -> CannotRunError | None:
-    """Why a backend cannot run here; looked up anew each time, since a test may interpret Triton's kernels."""
+    """Why a backend cannot run here. Asked anew each time, since tests switch Triton's interpreter on."""
     return availability.problem() if name == TRITON else None
 
 
@@ -104,7 +104,7 @@ def serving(operation: str) -> str:
 
 
 def set_backend(name: str) -> None:
-    """Use `name` from now on, in every thread; what it has no kernel for stays with the reference.
+    """Use `name` from now on, in every thread. The reference computes what `name` has no kernel for.
 
     Raises UsageError for an unknown name, CannotRunError for a backend that cannot run on this machine.
     """
@@ -140,9 +140,8 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView |
 
     query: [M, heads, head_dim]; keys, values: [slots, kv_heads, head_dim] of one layer. See `reference.attention`.
     """
-    if isinstance(
-        view, BatchView
-    ):  # only the reference reads one: it serves making training data, not answering
+    # only the reference takes one: it is for making training data, not for answers
+    if isinstance(view, BatchView):
         return reference.attention(query, keys, values, view)
     return _dispatcher.chosen("attention")(query, keys, values, view)
 
@@ -192,6 +191,6 @@ def matmul_4bit(
 ) -> Tensor:
     """[M, out]: rows times a weight in the layout of bitsandbytes. See `triton.reference.matmul_4bit`.
 
-    Who holds such a weight asks `serving` first: where the answer is the reference, bitsandbytes is the faster one.
+    Callers ask `serving` first: where that says "reference", the product of bitsandbytes is faster than this one.
     """
     return _dispatcher.chosen("matmul_4bit")(x, packed, absmax, code, bias)

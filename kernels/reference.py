@@ -7,9 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treeeagle_edge.kernels.view import AttentionView, BatchView
-
-# elements: longer prompts are attended in blocks of query rows that need no more at a time
-MAX_SCORES = 8 * 2**20
+from treeeagle_edge.limits import ATTENTION_SCORES
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView | BatchView) -> Tensor:
@@ -19,22 +17,21 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView |
     head h reads KV head h // (heads / kv_heads). Returns [M, heads, head_dim] in the dtype of `query`.
 
     Q is scaled before the product and everything is accumulated in fp32, so that large Q and K cannot overflow a
-    16-bit range. K and V are never repeated for the grouped heads. A slot that a row may not read never reaches it,
-    not even as 0 x NaN: a node whose numbers are not finite spoils itself and its descendants only.
+    16-bit range. K and V are never repeated for grouped heads. What a row may not read never reaches it, not even as
+    0 x NaN: a node whose numbers are not finite spoils only itself and its descendants.
     """
     if isinstance(view, BatchView):
         return _attend_each(query, keys, values, view)
     scaled = query.float() * query.shape[-1] ** -0.5
     k, v = view.read(keys).float(), view.read(values).float()
     hidden = None if view.is_open else view.hidden
-    if (
-        hidden is not None
-    ):  # weights of 0 do not silence NaN in V; a row that may read it has NaN scores from K
+    # a weight of 0 times NaN is NaN, so NaN in V has to go; a row that may read it still has NaN scores from K
+    if hidden is not None:
         shared = view.prefix.shape[0]
         read = v[:shared] if view.beyond is None else v[:shared].masked_fill(view.beyond[:, None, None], 0.0)
         v = torch.cat((read, v[shared:].nan_to_num(0.0, 0.0, 0.0)))
     rows, heads = query.shape[0], query.shape[1]
-    step = max(1, MAX_SCORES // (heads * k.shape[0]))
+    step = max(1, ATTENTION_SCORES // (heads * k.shape[0]))
     if rows <= step:
         return _attend(scaled, k, v, hidden).to(query.dtype)
     blocks = [
@@ -58,7 +55,7 @@ def _attend(scaled: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tens
 
 
 def _attend_each(query: Tensor, keys: Tensor, values: Tensor, view: BatchView) -> Tensor:
-    """[M, heads, hd]: every row over keys of its own, in fp32 as PyTorch's own attention computes it."""
+    """[M, heads, hd]: every row over keys of its own, by PyTorch's scaled_dot_product_attention."""
     rows = query.shape[0]
     k, v = (
         pool[view.slots.flatten()].view(rows, -1, *pool.shape[1:]).transpose(1, 2) for pool in (keys, values)

@@ -1,10 +1,10 @@
-"""Attention whose result for a row depends on nothing but what the row reads, bit for bit.
+"""Attention whose result for a row depends, bit for bit, on nothing but what the row reads.
 
-The plain reference multiplies all rows with all slots at once: its rounding changes with the number of rows and of
-slots, and with where an ancestor sits. Here each row gathers its own slots in reading order and walks them in blocks
-of fixed size, with a running softmax (Milakov and Gimelshein, arXiv 1805.02867). Blocks beyond a row's end change
-nothing: exp(-inf) is 0 and exp(0) is 1, exactly. With a fixed number of rows every product then has the same shape
-in every pass.
+The plain reference multiplies all rows with all slots at once, so its rounding changes with the number of rows and
+slots, and with where an ancestor lies. Here each row gathers its own slots in reading order and goes through them in
+blocks of fixed size, with a running softmax (Milakov and Gimelshein, arXiv 1805.02867). Blocks beyond a row's end
+change nothing, since exp(-inf) is exactly 0 and exp(0) exactly 1. Where the number of rows is fixed too, every
+product has the same shape in every pass.
 """
 
 from __future__ import annotations

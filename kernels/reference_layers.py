@@ -1,7 +1,6 @@
-"""What a layer does between its matrix products, in plain PyTorch: the definitions that every other backend is held to.
+"""What a layer does between its matrix products, in plain PyTorch: the definition for all other backends.
 
-Like the model's own code before it: residual sums keep the dtype of the stream, norms and rotations are in fp32, and
-what is rounded in between is rounded here, too.
+Residual sums keep the dtype of the stream; norms and rotations are computed in fp32.
 """
 
 from __future__ import annotations

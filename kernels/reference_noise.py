@@ -1,7 +1,8 @@
 """Random words that belong to a seed and a position: Philox 4x64 with ten rounds (Salmon et al., SC 2011).
 
-The words of NumPy's `Philox(key=seed, counter=[0, 0, 0, position])`. They are int64 with the bits of unsigned words:
-products wrap around alike, and the upper half of one is put together from halves of 32 bits.
+These are the words of NumPy's `Philox(key=seed, counter=[0, 0, 0, position])`. PyTorch has no unsigned 64-bit
+products, so words are int64 with the same bits: products wrap around in the same way, and the upper half of a product
+is put together from halves of 32 bits.
 """
 
 from __future__ import annotations

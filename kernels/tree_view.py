@@ -1,4 +1,4 @@
-"""What the rows of a draft tree read, said by their parents: a mask is made only for kernels that ask for one."""
+"""What the rows of a draft tree read, given by their parents. A mask is made only for kernels that ask for one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class TreeView(AttentionView):
     """An `AttentionView` whose query rows are the last of `rows`; each reads its ancestors among them, then itself."""
 
     def __init__(self, prefix: Tensor, rows: Tensor, parents: Sequence[int], queries: int) -> None:
-        """`prefix` [T], `rows` [R] int64 slots; `parents` [R] indices into `rows`, smaller than the row's own, -1 for
-        none; the last `queries` rows ask.
+        """`prefix` [T], `rows` [R]: int64 slots. `parents` [R]: indices into `rows`, smaller than the row's own, -1 for
+        none. The last `queries` of `rows` are the query rows.
         """
         for name, value in (("prefix", prefix), ("rows", rows), ("parents", parents), ("queries", queries)):
             object.__setattr__(self, name, value)  # the class is frozen
@@ -28,7 +28,7 @@ class TreeView(AttentionView):
     @cached_property
     def visible(self) -> Tensor:
         """[queries, R] bool, as in `AttentionView`."""
-        if isinstance(self.parents, range):  # a chain: the one range that parents can be
+        if isinstance(self.parents, range):  # parents that are a range are a chain
             chain = torch.ones(
                 len(self.parents), len(self.parents), dtype=torch.bool, device=self.rows.device
             )

@@ -1,4 +1,4 @@
-"""Kernels show on small calls that they run, and give what the reference gives, before they serve."""
+"""Tries kernels on small calls before they serve: each has to run, and to give what the reference gives."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def refusal(name: str, case: Case) -> str | None:
 
 
 def refusals(name: str, device: torch.device, shapes: Iterable[ModelShape]) -> dict[str, str]:
-    """Operation -> why the backend should not compute it, for those that failed or were wrong in one of the shapes.
+    """Operation -> why the backend should not compute it, for operations that failed or were wrong in some shape.
 
     Errors as `refusal`.
     """
@@ -77,11 +77,12 @@ def choose_kernels(
     plain: bool,
     others: Iterable[torch.device] = (),
 ) -> tuple[str, ...]:
-    """Put the best kernels for `device` in force: on CUDA each of Triton's that runs and is right for all `shapes`.
+    """Put the best kernels for `device` in force: on CUDA, each of Triton's that runs and is right for all `shapes`.
 
-    others: cards that hold layers too, on each of which it has to do so.
-    Returns sentences that name those whose place the reference takes, and why; with `plain` it takes all, on purpose.
-    Raises nothing but the CannotRunError of `refusal`: with CUDA broken in this process, the reference cannot serve
+    plain: use the reference for everything, on purpose. others: further cards that hold layers; a kernel has to run and
+    be right on each of them. Returns sentences that name the operations left to the reference, and why.
+
+    Raises the CannotRunError of `refusal` alone: where CUDA is broken in this process, the reference cannot serve
     either.
     """
     leave_out(())
@@ -104,7 +105,7 @@ def choose_kernels(
 
 
 def told(refused: Mapping[str, str]) -> list[str]:
-    """What `refusals` found, for a person: an item a reason."""
+    """What `refusals` found, for a person: one item for each reason."""
     return [
         f"{', '.join(NAMES[operation] for operation in refused if refused[operation] == reason)} ({reason})"
         for reason in dict.fromkeys(refused.values())
@@ -112,10 +113,10 @@ def told(refused: Mapping[str, str]) -> list[str]:
 
 
 def refusal_apart(name: str, device: torch.device, seconds: float = 180.0) -> str | None:
-    """Why the backend should not compute all that a small model of bf16 and 4 bits asks for; None where it should.
+    """Why the backend should not serve a small model of bf16 and 4 bits; None where it should.
 
-    Tried in a process of its own: a kernel that breaks CUDA, or never ends, breaks nothing here. Compiling takes most
-    of the time.
+    It is tried in a process of its own, where a kernel that breaks CUDA or never ends does no harm. Most of the time
+    goes to compiling.
     """
     command = [sys.executable, "-P", "-m", "treeeagle_edge.kernels.trial", name, str(device)]
     try:
@@ -141,7 +142,7 @@ def main(name: str, device: str) -> int:
 
 
 def require_device(device: torch.device, what: str) -> None:
-    """Raise CannotRunError where CUDA no longer answers in this process, which `what` is then to blame for."""
+    """Raise CannotRunError where CUDA no longer answers in this process; `what` is named as the cause."""
     if device.type != "cuda":
         return
     try:

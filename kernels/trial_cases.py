@@ -63,12 +63,12 @@ class SmallTree:
 
     @property
     def case(self) -> Case:
-        """The call, to be tried: as it is, and with a part of the prefix whose length only the device knows."""
+        """The call to try: with the whole prefix, and with a part of it whose length only the device knows."""
         device = self.query.device
         part = replace(self.view, length=torch.tensor([_PREFIX - 7], device=device))
 
         def call() -> tuple[Tensor, ...]:
-            views = self.view, replace(part)  # a view keeps what is made of it: a copy has nothing yet
+            views = self.view, replace(part)  # a view caches what is made from it; a copy begins anew
             return tuple(dispatch.attention(self.query, self.keys, self.values, view) for view in views)
 
         return Case("attention", device, self.keys.dtype, call)
@@ -135,7 +135,7 @@ def _rotation(device: torch.device, shape: ModelShape) -> Case:
 
 
 def _words(device: torch.device) -> Case:
-    """Random words as numbers: one wrong bit in a round makes other numbers of most of them."""
+    """Random words, compared as numbers: a single wrong bit changes most of them."""
     seed = torch.tensor([7], device=device)
     positions = torch.arange(3, device=device) * 1000
 
@@ -146,7 +146,7 @@ def _words(device: torch.device) -> Case:
 
 
 def _product(device: torch.device, shape: ModelShape) -> Case:
-    """As many rows as it ever takes, times random bytes: any byte is two 4-bit numbers."""
+    """The most rows that it ever takes, times random bytes: any byte is two 4-bit numbers."""
     generator = torch.Generator().manual_seed(8)
     count = _CHANNELS * shape.hidden
     packed = torch.randint(0, 256, (count // 2,), dtype=torch.uint8, generator=generator).to(device)

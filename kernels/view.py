@@ -1,4 +1,4 @@
-"""The one description of who may attend to what, shared by every attention backend."""
+"""Who may attend to what: the one description that every attention backend takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class OwnSlots:
-    """What each query row reads, in reading order: the form that needs no mask between rows."""
+    """For each query row, the slots that it reads, in reading order: a form that needs no mask."""
 
     slots: Tensor  # [M, L] int64, L a multiple of the block asked for; a row's tail repeats its first slot
     readable: Tensor  # [M, L] bool, False in the tail
@@ -46,9 +46,9 @@ class AttentionView:
     A row reads every slot of `prefix`, then those of `rows` that `visible` grants it (its ancestors and itself).
     A causal prefill chunk is the special case of a lower-triangular `visible`.
 
-    With `length`, `prefix` is a buffer of which only so many leading slots are read: what the device alone knows
-    changes from pass to pass, while shapes and addresses stay, as a CUDA graph needs them. Only `own_slots` looks at
-    the number.
+    With `length`, `prefix` is a buffer of which only the leading `length` slots are read. A CUDA graph needs shapes
+    and addresses that stay, so the length is a number on the device, and it changes from pass to pass. Only
+    `own_slots` reads it on the host.
     """
 
     prefix: Tensor  # [T] int64, slots read by every query row
@@ -84,14 +84,14 @@ class AttentionView:
         if self.length is not None:
             return False
         if self.visible.numel() == 1:
-            return True  # a row always reads itself; no look at the device
+            return True  # a row always reads itself: no need to ask the device
         return self.visible.device.type == "cpu" and bool(self.visible.all())
 
     @cached_property
     def contiguous_range(self) -> tuple[int, int] | None:
         """(first, stop) where `slots` are first, first + 1, ..., stop - 1, else None.
 
-        None too on other devices than the CPU, where looking would cost a synchronisation.
+        Also None on other devices than the CPU, where finding out would mean to wait for the device.
         """
         slots = self.slots
         if slots.device.type != "cpu" or slots.numel() == 0 or self.length is not None:

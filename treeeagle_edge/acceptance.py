@@ -1,4 +1,4 @@
-"""What the walks so far say about the head: how much its probabilities are worth, and how often a walk goes on."""
+"""What the walks so far say about the head: how far its probabilities can be trusted, and how often a walk goes on."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from treeeagle_edge.tree import DraftTree
 
 _BINS = 14  # of half a nat each: from certain down to one in a thousand
 _BIN_WIDTH = 0.5  # nats
-_PRIOR = 12.0  # observations that the head's own word counts for
+_PRIOR = 12.0  # how many observations the head's own probability counts for
 _DECAY = 0.998  # an observation loses half its weight in some 350 later ones of its bin
-_LEAST = 1e-4
+_LEAST = 1e-4  # no chance is below this
 
 
 class Acceptance:
     """Calibration of draft probabilities, learnt online from accepted and rejected nodes.
 
-    A node counts where its parent was walked: only then the target had its say. Reliability binning (DeGroot and
+    Only nodes whose parent was walked count: about the others the target said nothing. Reliability binning (DeGroot and
     Fienberg, 1983) with the head's own probability as the prior.
     """
 
@@ -29,7 +29,7 @@ class Acceptance:
 
     @property
     def calibration(self) -> tuple[array[float], array[float], float, float, float]:
-        """What `chance` comes from: walked and seen by bins, a bin's width in nats, the prior, the least."""
+        """What `chance` is computed from: nodes walked and seen by bin, a bin's width in nats, the prior, the least."""
         return self._walked, self._seen, _BIN_WIDTH, _PRIOR, _LEAST
 
     def chance(self, log_prob: float) -> float:

@@ -14,7 +14,7 @@ ENOUGH_PLAIN_ROUNDS = 4  # before this many plain steps, their time says little
 
 @dataclass(frozen=True)
 class Speculation:
-    """What drafting did over some rounds. The prefill is not a round: it verifies nothing."""
+    """What drafting did over some rounds. The prefill is not counted: it verifies nothing."""
 
     enabled: bool = False
     rounds: int = 0  # verify passes, plain steps included
@@ -69,12 +69,12 @@ class Speculation:
 
     @property
     def nodes_per_tree(self) -> float:
-        """Nodes of a tree on average: what the controller chose, where it chooses; 0 without trees."""
+        """Average number of nodes of a tree; 0 without trees. Where trees are adaptive, what the controller chose."""
         return self.drafted / self.tree_rounds if self.tree_rounds else 0.0
 
     @property
     def levels_per_tree(self) -> float:
-        """Depth of a tree on average; 0 without trees."""
+        """Average depth of a tree; 0 without trees."""
         return self.levels / self.tree_rounds if self.tree_rounds else 0.0
 
     @property
@@ -84,15 +84,17 @@ class Speculation:
 
     @property
     def measured(self) -> bool:
-        """True where the plain steps seen say what plain decoding costs. They do not where they took longer than the
-        same work for a whole tree: then something else slowed them down.
+        """True where enough plain steps were seen, and their times are plausible.
+
+        Steps that took longer than the same work for a whole tree are not: something else slowed them down.
         """
         return self.both_seen and self.plain_s / self.plain_rounds <= self._most_plain_s
 
     @property
     def gain(self) -> float | None:
-        """Speed against plain decoding where that was `measured`, else an upper bound, which never exceeds the tokens
-        that a round with a tree settled. None before there are enough rounds with a tree.
+        """Speed with trees by speed of plain decoding: from times where those are `measured`, else an upper bound.
+
+        The bound never exceeds the tokens that a round with a tree settled. None before there are enough such rounds.
         """
         spent = self.draft_s + self.verify_s + self.sample_s
         if self.tree_rounds < ENOUGH_ROUNDS or spent <= 0:

@@ -1,4 +1,4 @@
-"""Which model architectures run here, and by what name and for what reason the others are refused."""
+"""Which model architectures run here, and the reason that the others are refused with."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ _REASONS = (
 )
 
 
-def refuse(name: str, where: str) -> InputError:
-    """The error for an architecture `name` found in `where` (a path) that does not run here."""
+def unsupported(name: str, where: str) -> InputError:
+    """The error to raise for the architecture `name` of the file `where`, which does not run here."""
     plain = "".join(character for character in name.lower() if character.isalnum())
     if "eagle" in plain:
         return InputError(
@@ -85,7 +85,7 @@ def family_of(architecture: str, where: str) -> str:
     """The family that runs Hugging Face's `architecture` ("LlamaForCausalLM"). Raises InputError by name."""
     family = FAMILIES.get(architecture)
     if family is None:
-        raise refuse(architecture, where)
+        raise unsupported(architecture, where)
     return family
 
 
@@ -99,4 +99,4 @@ def gguf_family_of(architecture: str, where: str) -> str:
             f"{where} is a draft head (GGUF architecture eagle3), which is not read in this format",
             "use the head's original Hugging Face directory with --head",
         )
-    raise refuse(architecture, where)
+    raise unsupported(architecture, where)

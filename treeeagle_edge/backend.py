@@ -1,4 +1,4 @@
-"""Which kernels run a model: the native ones where they can be had, PyTorch's elsewhere."""
+"""Which kernels run a model: the native ones where they can serve, PyTorch's elsewhere."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from treeeagle_edge.config.quantised import check_width
 from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.model_config import ModelConfig, StoredWidth
+from treeeagle_edge.plan_native import BLOCK
 
 NATIVE_BITS = (4, 8)
-_BLOCK = 32
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A choice of kernels and, where they are not the best thinkable, why."""
+    """A choice of kernels and, where faster ones would be possible, why they were not chosen."""
 
     native: bool
     reason: str | None = None  # a sentence, None where the best choice was possible
@@ -40,15 +40,17 @@ def choose_backend(
             f"native kernels cannot run this: {backend.reason}", backend.hint or "use --kernels torch"
         )
     if bits not in NATIVE_BITS or device != "cpu":
-        return Backend(native=False)  # nothing is missing: these were never native
+        # without a reason: nobody expects native kernels for these widths and devices
+        return Backend(native=False)
     return backend
 
 
 def stored_bits(stored: StoredWidth, asked: int | None, backend: Backend) -> int:
     """Bits that a repository of quantised weights runs at: as stored on PyTorch's kernels, 8 on native ones.
 
-    Native kernels hold blocks of their own: 8-bit ones keep nearly all of the stored values, 4-bit ones, which a person
-    may ask for, round them again. Raises UsageError for a width that PyTorch's would have to quantise again.
+    Native kernels convert stored weights to blocks of their own. At 8 bits that loses next to nothing. At 4, which a
+    person may ask for, the values are rounded once more. Raises UsageError for a width that PyTorch's kernels would
+    have to quantise again for.
     """
     if backend.native:
         return asked or 8
@@ -64,9 +66,9 @@ def _native_or_reason(bits: int, device: str, config: ModelConfig, head: HeadCon
         return Backend(False, f"they hold 4 or 8 bits, not {bits}", "use --bits 4 or --bits 8")
     shapes: tuple[ModelConfig | HeadConfig, ...] = (config,) if head is None else (config, head)
     widths = [width for it in shapes for width in (it.hidden_size, it.intermediate_size, it.head_dim)]
-    odd = [width for width in widths if width % _BLOCK]
+    odd = [width for width in widths if width % BLOCK]
     if odd:
-        return Backend(False, f"a width of {odd[0]} is no multiple of {_BLOCK}", "use --kernels torch")
+        return Backend(False, f"a width of {odd[0]} is no multiple of {BLOCK}", "use --kernels torch")
     from treeeagle_edge.kernels.native.loader import problem
 
     found = problem()

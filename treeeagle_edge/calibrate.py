@@ -1,4 +1,4 @@
-"""Measures what passes cost on this machine, in well under a second."""
+"""Measures what passes cost on this machine, in less than a second."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from treeeagle_edge.tree import DraftTree
 _PREFIX = 48  # tokens before the measured passes: a short conversation
 _ROWS = (1, 8, 32, 16, 4, 12, 24, 2, 48, 64)  # the first three always; the others as long as there is time
 _ALWAYS = 3
-_LEVELS = 4  # a draft of so many levels tells what one costs
-_TIME, _MOST_TURNS = 0.7, 9  # seconds; turns beyond the first end with them
+_LEVELS = 4  # the cost of a level is taken from drafts of one level and of this many
+_TIME, _MOST_TURNS = 0.7, 9  # seconds, after which no further turn is begun; and the most turns
 _STEADY = 1.2  # the second-fastest time of a quiet machine is at most so many times the fastest
 
 
 def measure_costs(passes: Passes, pool: KVPool, context: int, bounds: TreeShape) -> CostTable:
-    """Time verify passes of several sizes and drafts of one and of several levels, on a made-up prompt.
+    """Time verify passes of several sizes, and drafts of one level and of several, on a made-up prompt.
 
-    They run in turn, as they will in rounds, so that neither finds its weights in the cache and a busy moment does not
-    meet one of them alone; of each the fastest counts. `context` in tokens. Slots are taken from `pool` and given back;
-    its cached prefixes are dropped.
+    Verify passes and drafts take turns, as they do in rounds: so neither finds its weights in the cache, and a busy
+    moment of the machine does not hit one of them alone. The fastest time of each counts. `context`: tokens. Slots are
+    taken from `pool` and given back; its cached prefixes are dropped.
     """
     vocab = passes.target.config.vocab_size
     prompt = [i % vocab for i in range(1, min(_PREFIX, context // 2) + 1)]

@@ -1,4 +1,4 @@
-"""Sizes each round's tree by measurement, and leaves speculation alone while plain decoding is faster."""
+"""Sizes each round's tree by what was measured, and pauses drafting while plain decoding is faster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TOKENS_OF_A_DRAFT, _LEVELS_OF_A_DRAFT = 2.0, 2
 
 
 class Controller:
-    """One a loaded model: what it has learnt serves the next answer too."""
+    """What one loaded model has taught so far. It lasts from answer to answer."""
 
     def __init__(self, table: CostTable) -> None:
         self.costs = CostModel(table)
@@ -42,14 +42,14 @@ class Controller:
 
     @property
     def rate(self) -> float:
-        """Tokens a second that a round's time is worth: what trees earned lately, or plain decoding would."""
+        """Tokens a second that time is worth: as many as rounds earned lately, or as plain decoding would if more."""
         plain = 1.0 / self.costs.verify(1)
         return max(plain, self._earned / self._spent) if self._spent else plain
 
     def growth(
         self, bounds: TreeShape, stop_ids: Collection[int], match: Match | None = None
     ) -> AdaptiveGrowth | None:
-        """How the next round's tree grows; None where the round should not draft. It serves one round.
+        """How the next round's tree grows; None where the head should not draft. What is returned serves one round.
 
         Where the text suggests a continuation that is nearly sure, a draft is not worth its time: it could at most save
         what little is likely to go wrong.

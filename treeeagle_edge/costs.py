@@ -1,4 +1,4 @@
-"""What a pass costs on this machine: measured once, cached, and corrected while decoding."""
+"""What passes cost on this machine: measured once, cached, and corrected while decoding."""
 
 from __future__ import annotations
 
@@ -13,49 +13,52 @@ from pathlib import Path
 from treeeagle_edge.rounds import Round
 
 _LEARN = 0.08  # weight of the newest round in the seconds of sampling
-_LEARN_POINT = 0.02  # and in the correction of a single point
-_KEEP = 0.97  # weight of earlier rounds with each newer one, in the two factors of a curve
-_DOUBT = (0.3, 0.0, 1.5)  # of these factors at the start, against the noise of one round
+_LEARN_POINT = 0.02  # the same in the correction of a single point
+_KEEP = 0.97  # weight that earlier rounds keep with each newer one, in the two factors of a curve
+_DOUBT = (
+    0.3,
+    0.0,
+    1.5,
+)  # of them at the start: variance, covariance, variance, in units of the noise of one round
 _LEAST_FACTOR = 0.05
-_MOST_OFF = 3.0
-_LEVELS = 8  # points of the curve of drafting; deeper drafts go on in proportion
+_MOST_OFF = 3.0  # times too long; what took longer was interrupted
+_LEVELS = 8  # points of the curve of drafting; beyond the last, costs are in proportion
 
 
-_Line = tuple[int, float, int, float]  # two points and their weights: a count lies between them
+_Line = tuple[int, float, int, float]  # two points, each followed by its weight: a count lies between them
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """Seconds of passes at a short context, as measured at the start."""
+    """Seconds of passes at a short context, measured at the start."""
 
     rows: tuple[int, ...]  # ascending, from 1
     verify: tuple[float, ...]  # a target pass of so many rows, logits included
     extend: float  # a head pass over true features
     step: float  # a head pass over a drafted level
-    steady: bool = (
-        True  # whether the clock said nearly the same every time, so that later starts may rely on it
-    )
+    # whether repeated measurements agreed, so that later starts may rely on the table
+    steady: bool = True
 
 
 class Curve:
-    """Seconds by a count, of rows or of levels: as measured at the start, corrected by what rounds take.
+    """Seconds as a function of a count (of rows, or of levels), measured at the start and corrected by real rounds.
 
-    Two factors are everything's and learn quickly: one of what a count of one takes, one of what more adds. They part,
-    since the first is mostly memory and the second mostly arithmetic, which another program, a longer context or the
-    processor's clock slow down each in its own way. Besides, each measured point has a factor of its own, which
-    learns slowly, since the first measurement was short.
+    Two factors on the whole curve learn quickly: one on what a count of one takes, one on what more of them add. The
+    first is mostly memory and the second mostly arithmetic; another program, a longer context or the processor's clock
+    slow down each in its own way. Each measured point also learns slowly for itself, because the first measurement was
+    short.
     """
 
     def __init__(self, points: Sequence[int], seconds: Sequence[float]) -> None:
-        """`points` ascending, from 1; more never takes less, so what a later point took bounds the earlier ones."""
+        """`points` ascending, from 1. More never takes less: no point is above what a later one took."""
         self._points = tuple(points)
         self._seconds = [min(seconds[at:]) for at in range(len(points))]
         self._first, self._more = 1.0, 1.0  # the factors
-        self._doubt = _DOUBT  # how unsure they are: their covariance, as (first, both, more)
+        self._doubt = _DOUBT  # how unsure they are
         self._lines: list[_Line] = []
 
     def at(self, count: int) -> float:
-        """Straight lines between the points, in proportion beyond them."""
+        """Seconds for `count`: straight lines between the points, in proportion beyond them."""
         first = self._seconds[0]
         return self._first * first + self._more * (self._measured(count) - first)
 
@@ -67,7 +70,7 @@ class Curve:
         return [base + more * (part * known[low] + rest * known[high]) for low, part, high, rest in lines]
 
     def observe(self, count: int, seconds: float) -> None:
-        """Learn from one measurement. One far off counts as `_MOST_OFF` times too long: it was an interruption."""
+        """Learn from one measurement, which counts as at most `_MOST_OFF` times too long."""
         expected = self.at(count)
         off = min(seconds / expected, _MOST_OFF) - 1.0
         added = self._measured(count) / self._seconds[0] - 1.0
@@ -97,7 +100,7 @@ class Curve:
         self._doubt = (first, both, more)
 
     def _lines_to(self, count: int) -> list[_Line]:
-        """The lines of 1, 2, ..., `count` and perhaps more: a count keeps its own."""
+        """The lines of the counts 1, 2, ..., `count` and perhaps more. They are made once, and never change."""
         while len(self._lines) < count:
             self._lines.append(self._line(len(self._lines) + 1))
         return self._lines
@@ -128,7 +131,7 @@ class CostModel:
         return self._verify.at(rows) + self._sample
 
     def verify_by_rows(self, most: int) -> list[float]:
-        """`verify` of 0 (which costs nothing), 1, ..., `most` rows: what sizing a tree looks up time and again."""
+        """`verify` of 0 (which costs nothing), 1, ..., `most` rows, to be looked up often while a tree is sized."""
         sample = self._sample
         return [0.0, *(seconds + sample for seconds in self._verify.up_to(most))]
 
@@ -141,7 +144,7 @@ class CostModel:
         return [0.0, *self._draft.up_to(most)]
 
     def observe(self, round_: Round, levels: int) -> None:
-        """Learn from what a round took. `levels` the head scored in it; 0 where nothing was drafted."""
+        """Learn from what a round took. `levels`: how many the head scored in it, 0 where nothing was drafted."""
         self._verify.observe(round_.drafted + 1, round_.verify_s)
         self._sample += _LEARN * (round_.sample_s - self._sample)
         if levels:
@@ -160,8 +163,9 @@ def load_table(path: Path) -> CostTable | None:
 
 
 def save_table(path: Path, table: CostTable) -> None:
-    """Save for the next start. A folder that cannot be written only means that the next start measures again, and so
-    does a table that is not steady: what a busy machine takes is corrected in this run, and says nothing of others.
+    """Save for the next start, unless the table is not steady: a busy machine's figures would mislead later starts.
+
+    Where the folder cannot be written, the next start measures again.
     """
     if not table.steady:
         return

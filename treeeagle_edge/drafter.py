@@ -1,10 +1,11 @@
 """Drafts a tree with an EAGLE-3 head (arXiv 2503.01840): dynamic expansion as in EAGLE-2 (arXiv 2406.16858).
 
-Levels are drafted one after another. Of each level's candidates some are expanded, each expansion scores a few
-children, and of all candidates ever scored the best form the tree. Which, and how many, is `growth`'s to decide. No
-child ever scores above its parent, so the best candidates always form a tree.
+Levels are drafted one after another. Some candidates of each level are expanded, and each expansion scores a few
+children. Of all candidates ever scored, the best form the tree; since no child scores above its parent, they always
+hang together. `growth` decides how many are expanded and kept.
 
-`Drafter` does so with any head, a call a level, and is the definition; a head that can grows the same tree in one call.
+`Drafter` does this with any head, one call a level. It is the definition: heads that grow a tree in a single call
+have to grow the same one.
 """
 
 from __future__ import annotations
@@ -28,11 +29,10 @@ class TreeDrafter(Protocol):
     """Grows one tree a round."""
 
     def draft(self, features: FeatureRows, rows: PassRows, growth: Growth) -> DraftTree | None:
-        """Run the head on `rows` with their true `features`, then draft below the last one, the root, as
-        far as `growth` wants.
+        """Run the head on `rows` with their true `features`, then draft below the last row, which is the root.
 
-        The rows are a chain, and their slots follow the prefix in the table. Returns None where the head's scores are
-        not finite: the round is then decoded plainly.
+        The rows form a chain, and their slots follow the prefix in the table. Returns None where the head's scores
+        are not finite: the round is then decoded plainly.
         """
         ...
 
@@ -73,8 +73,10 @@ class Drafter:
     def _below(
         self, root: int, scored: HeadOutput, table: Tensor, prefix: range, growth: Growth
     ) -> DraftTree | None:
-        """`scored` is the head's output for the root's row; `prefix` are the entries of `table`, int64 slots, of all
-        head rows up to and including the root's.
+        """Draft below the root.
+
+        scored: the head's output for the root's row. table: int64 slots. prefix: its entries that hold all head rows,
+        the root's the last.
         """
         level: list[Candidate | None] = [None]  # what the head ran on last; None is the root
         rows: dict[Candidate | None, int] = {None: -1}  # scratch rows; the root's is in the prefix

@@ -1,4 +1,4 @@
-"""The loop: prefill a prompt, then rounds of draft, verify, walk, commit. It knows token ids only."""
+"""The loop: prefill a prompt, then rounds of draft, verify, walk and commit. It knows token ids only."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.host_rounds import AnswerRounds, HostRounds
 from treeeagle_edge.kernels.dispatch import TRITON, serving
 from treeeagle_edge.kv_pool import KVPool, PoolUsage
+from treeeagle_edge.limits import MAX_EXPANSIONS
 from treeeagle_edge.model_protocols import ChoosingTarget, DraftHead, TargetModel
-from treeeagle_edge.passes import MAX_EXPANSIONS, Passes
+from treeeagle_edge.passes import Passes
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling import Sampler, choose_token
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.sequence import LiveSequence
 from treeeagle_edge.target import exact_rows
 
-_TRIED_TOKENS = 48  # of the made-up prompt on which rounds are captured and timed
-_TRIED_ROUNDS = 4  # of each shape, the first of which prepares the others
+_TRIAL_TOKENS = 48  # of the made-up prompt on which rounds are captured and timed
+_TRIAL_ROUNDS = 4  # of each shape; the first one captures, the others are timed
 
 
 class Engine:
@@ -46,15 +47,17 @@ class Engine:
         on_device: bool | None = None,
         graphs: bool | Capture | None = None,
     ) -> None:
-        """`slots` hold the whole context, one tree with its root, and a throwaway row: context + nodes + 2 or
-        more.
+        """slots: at least context + nodes + 2: the whole context, one tree with its root, and a throwaway row.
 
-        With `exact`, every pass has the same number of rows and attention reads by position, so that even
-        kernels whose rounding depends on the shape give the same text with and without a tree.
+        exact: every pass has the same number of rows, and attention reads by position. So even kernels whose rounding
+        depends on the shape of a pass give the same text with and without a tree.
 
-        `on_device`: whether rounds stay on the device; None: where CUDA has an attention that reads lengths there and
-        all layers lie on one card, but not in exact mode, which asks for them. `graphs`: whether such rounds are
-        captured, or what captures them; None: on CUDA.
+        costs: what passes cost, for an adaptive tree; None measures it now.
+
+        on_device: whether rounds are led by the device (`device/rounds.py`). None: where `can_stay_on_device` says so,
+        but not in exact mode, whose attention needs every length on the host.
+
+        graphs: whether rounds on the device are captured as CUDA graphs, or what captures them. None: on CUDA.
         """
         self.target = target
         self.head = head
@@ -82,7 +85,7 @@ class Engine:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about what does not run as it should."""
+        """Sentences about what runs, but not as well as it should."""
         problem = None if self._device is None else self._device.runs.problem
         if problem is None:
             return ()
@@ -90,7 +93,7 @@ class Engine:
 
     @property
     def costs(self) -> CostTable | None:
-        """What passes cost here, where an adaptive tree asked for it."""
+        """What passes cost on this machine; None where the host sizes no trees."""
         return self._controller.costs.table if self._controller else None
 
     @property
@@ -134,11 +137,10 @@ class Engine:
         reuse_prefix: bool = True,
         tree: TreeShape | None = None,
     ) -> Generator[Round]:
-        """Yield the prefill's Round, then one a verify pass, until a stop id, max_tokens or the context's
-        end.
+        """See `TokenEngine.generate`. An answer ends at a stop id, at max_tokens, or at the end of the context.
 
-        Closing the iterator at any time keeps what was settled for the next prompt. `tree` overrides the
-        engine's shape. Raises InputError for an empty prompt or one that leaves no room in the context.
+        What was settled is kept for the next prompt. Raises InputError for an empty prompt or one that leaves no room
+        in the context, UsageError for a `tree` that does not fit.
         """
         shape = (tree or self.tree) if speculate and self.head else None
         if shape is not None:
@@ -160,10 +162,7 @@ class Engine:
             rounds.close(clean=clean)
 
     def tie_margin(self, ids: Sequence[int], a: int, b: int) -> float:
-        """|logit(a) - logit(b)| for the token after `ids`, from a plain pass.
-
-        How near two texts were when they parted.
-        """
+        """See `TokenEngine.tie_margin`."""
         self._check_prompt(ids)
         sequence = self._open(ids, with_head=False, reuse=True)
         try:
@@ -191,7 +190,7 @@ class Engine:
     def _begin(
         self, prompt_ids: Sequence[int], params: SamplingParams, shape: TreeShape | None, *, reuse: bool
     ) -> AnswerRounds:
-        """On the device where its buffers are free, else led by the host. Errors as `Sampler`."""
+        """One answer's rounds: led by the device where its buffers are free, else by the host. Errors as `Sampler`."""
         with_head, device = shape is not None, self._device
         if device is not None and not device.is_lent:
             device.round.sampler.load(params, prompt_ids)
@@ -227,24 +226,24 @@ class Engine:
         return DeviceRounds(self._passes, round_, Runs(capture, device), self.tree)
 
     def _try_shapes(self) -> None:
-        """Capture and time what rounds may be asked for, before the first answer, on a made-up prompt."""
+        """Before the first answer: capture and time every shape that a round may have, on a made-up prompt."""
         assert self._device is not None
         choice = None if self.tree is None else self._device.choice(self.tree)
         if choice is None and not self._device.runs.captures:
             return
         shapes = (self.tree,) if choice is None else choice.shapes
         vocab = self.target.config.vocab_size
-        prompt = [i % vocab for i in range(1, min(_TRIED_TOKENS, self.context // 2) + 1)]
+        prompt = [i % vocab for i in range(1, min(_TRIAL_TOKENS, self.context // 2) + 1)]
         for shape in dict.fromkeys((*shapes, None)):
             rounds = self.generate(prompt, SamplingParams(), speculate=shape is not None, tree=shape)
             with closing(rounds):
-                for settled in islice(rounds, 2, 1 + _TRIED_ROUNDS):
+                for settled in islice(rounds, 2, 1 + _TRIAL_ROUNDS):
                     if choice is not None:
                         choice.time(shape, settled.verify_s)
         self.reset()
 
 
 def can_stay_on_device(target: TargetModel) -> bool:
-    """Whether rounds can do without the host: on CUDA, with an attention that reads lengths there, on one card."""
+    """Whether the device can lead rounds: CUDA, all layers on one card, an attention that reads lengths there."""
     one_card = set(target.layer_devices) == {target.device}
     return target.device.type == "cuda" and one_card and serving("attention") == TRITON

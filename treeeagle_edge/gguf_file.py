@@ -1,7 +1,7 @@
 """The GGUF container (ggml's docs/gguf.md): metadata and tensor directory in one pass, data on demand.
 
-The `gguf` package's own reader builds an array view for every string, which takes seconds for a vocabulary;
-this one walks the header once. Enumerations and block sizes are the package's.
+The reader of the `gguf` package makes an array for every string, which takes seconds for a vocabulary; this one walks
+the header once. It takes enumerations and block sizes from the package.
 """
 
 from __future__ import annotations

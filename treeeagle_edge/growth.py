@@ -29,7 +29,7 @@ class Candidate:
 
 
 class Growth(Protocol):
-    """Decides about one tree. Candidates come sorted by score, best first, parents before children."""
+    """Decides how one tree grows. Candidates are sorted by score, best first, parents before children."""
 
     levels: int  # levels the head has scored so far
 
@@ -78,8 +78,10 @@ class FixedGrowth:
         return (parent.score if parent else 0.0) + log_prob
 
     def expand(self, level: Sequence[Candidate], candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Those whose children could still be among the best: a child scores at most what its parent does, so
-        leaving out what is below the cut changes no tree and saves head passes.
+        """The best candidates of the level whose children could still be among the best of all.
+
+        A child never scores above its parent. So candidates below the cut are left out: that changes no tree, and saves
+        head passes.
         """
         self.levels += 1
         cut = candidates[self._nodes - 1].score if len(candidates) >= self._nodes else -math.inf
@@ -91,12 +93,14 @@ class FixedGrowth:
 
 
 class AdaptiveGrowth:
-    """Maximises expected tokens less what the round's seconds are worth at the going `rate`.
+    """Grows while a tree's expected tokens are worth more than its seconds, at the going `rate` of tokens a second.
 
-    Over many rounds this maximises tokens a second (Dinkelbach, 1967): a round that is worse than most ends early
-    and one that is better goes on, while the best ratio of each round alone would have it the other way round. Each
-    candidate has a chance of being walked, the product of calibrated probabilities along its path. The expected
-    tokens of a tree are one plus the sum of its nodes' chances (as in Sequoia, arXiv 2402.12374); costs are measured.
+    The chance that a candidate is walked is the product of calibrated probabilities along its path. The expected tokens
+    of a tree are one plus the sum of its nodes' chances (as in Sequoia, arXiv 2402.12374). Costs are measured.
+
+    Weighing by the going rate maximises tokens a second over many rounds (Dinkelbach, 1967): a round that promises
+    less than most ends early, and one that promises more goes on. The best ratio within each round alone would do the
+    opposite.
     """
 
     def __init__(
@@ -121,14 +125,11 @@ class AdaptiveGrowth:
         self.begin(rate)
 
     def begin(self, rate: float) -> None:
-        """The next tree, with costs and chances as they are now. Arrays stay where they are, since native code may have
-        been told.
-        """
+        """Begin the next tree, with costs and chances as of now. Arrays keep their place, which native code knows."""
         acceptance, costs = self._acceptance, self._costs
         self.levels = 0
-        self._draft[:] = array(
-            "d", [rate * seconds for seconds in costs.draft_by_levels(self.depth)]
-        )  # in tokens
+        # costs in tokens: seconds times rate
+        self._draft[:] = array("d", [rate * seconds for seconds in costs.draft_by_levels(self.depth)])
         self._verify[:] = array("d", [rate * seconds for seconds in costs.verify_by_rows(self._nodes + 2)])
         self._continues[:] = array("d", [acceptance.continues(depth) for depth in range(self.depth + 1)])
 
@@ -137,11 +138,12 @@ class AdaptiveGrowth:
         return (parent.score if parent else 1.0) * self._acceptance.chance(log_prob)
 
     def expand(self, level: Sequence[Candidate], candidates: Sequence[Candidate]) -> list[Candidate]:
-        """The open candidates whose surest child would earn its row or the place of the weakest node so far, if going
-        deeper from here pays at all.
+        """The candidates worth expanding; none where going deeper does not pay.
 
-        One level more may not be worth its head pass where two or three are: every further level is looked at, with the
-        chance that a walk goes on, and two nodes a level that are added or take the places of the weakest.
+        A candidate is worth it if its surest child could earn its own row, or the place of the weakest node so far.
+        To see whether going deeper pays, all further levels are considered, since two or three levels may be worth
+        their head passes where one is not. Each is assumed to add two nodes, or to put them in the place of the
+        weakest, and to be reached by the chance that a walk goes on.
         """
         self.levels += 1
         count, tokens, value = self._best(candidates)
@@ -162,7 +164,7 @@ class AdaptiveGrowth:
         return []
 
     def select(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """The prefix of most value; may be empty where no node pays for its row."""
+        """The prefix of greatest value, which is empty where no node pays for its row."""
         return list(candidates[: self._best(candidates)[0]])
 
     def _best(self, candidates: Sequence[Candidate]) -> tuple[int, float, float]:
@@ -177,7 +179,7 @@ class AdaptiveGrowth:
 
 
 def _total(candidates: Iterable[Candidate]) -> float:
-    """Scores added one by one, as native code adds them: `sum` rounds otherwise from Python 3.12 on."""
+    """Scores added one by one, as native code adds them: from Python 3.12 on, `sum` rounds differently."""
     total = 0.0
     for candidate in candidates:
         total += candidate.score
@@ -185,5 +187,5 @@ def _total(candidates: Iterable[Candidate]) -> float:
 
 
 def _open(level: Sequence[Candidate], stop_ids: Collection[int]) -> list[Candidate]:
-    """Candidates something may follow, best first."""
+    """The candidates that something may follow (no end tokens), best first."""
     return sorted((c for c in level if c.token not in stop_ids), key=_SCORE, reverse=True)

@@ -1,4 +1,4 @@
-"""How a draft tree grows, in plain numbers: what a head that grows a whole tree in one call is told."""
+"""The rule by which a draft tree grows, as plain numbers: for heads that grow the whole tree in one native call."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What weighs a tree's expected tokens against its cost. `growth.AdaptiveGrowth` says how; arrays of float64, whose
-    values may change between two trees.
+    """The numbers by which `growth.AdaptiveGrowth` weighs the tokens that a tree may bring against its cost.
+
+    Arrays are float64. Their values may change between two trees; where they lie does not.
     """
 
     verify: array[float]  # [nodes + 3] cost of a verify pass over 0, 1, ... rows, in tokens
     draft: array[float]  # [depth + 1] cost of drafting 0, 1, ... levels, in tokens
     continues: array[float]  # [depth + 1] chance that a walk which could go on to this depth does
-    walked: array[float]  # [bins] nodes walked, by the head's log-probability ...
-    seen: array[float]  # [bins] ... and those whose parents were
+    walked: array[float]  # [bins] nodes that were walked, by the head's log-probability for them
+    seen: array[float]  # [bins] nodes whose parent was walked, so that they could have been
     bin_width: float  # nats; the last bin holds all that is beyond
-    prior: float  # observations that the head's own word counts for
-    least: float  # the smallest chance of a node
+    prior: float  # how many observations the head's own probability counts for
+    least: float  # no node's chance is below this
 
 
 @dataclass(frozen=True, slots=True)

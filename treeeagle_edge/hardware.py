@@ -11,8 +11,8 @@ from pathlib import Path
 from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.hardware_cpu import Cpu, Ram, detect_cpu, detect_ram
 from treeeagle_edge.hardware_nvidia import Gpu, NvidiaState, detect_nvidia
-from treeeagle_edge.plan import GB, format_gb
 from treeeagle_edge.plan_split import Card
+from treeeagle_edge.units import GB, format_gb
 
 _WSL_DRIVER = "update the NVIDIA driver in Windows, never inside Linux, then run `wsl --shutdown` there"
 
@@ -29,10 +29,9 @@ class Hardware:
     hint: str | None = None  # what to do where a card is there but unused
     notes: tuple[str, ...] = ()  # for example that this is WSL2
     cuda_version: str | None = None  # of the PyTorch build, where a card was found
-    together: tuple[
-        str, ...
-    ] = ()  # devices that one model's layers may be split over, the home of the rest first
-    asked_together: bool = False  # --device names them, so that they are split even where one card has room
+    # cards that one model's layers may be split over; the first is home to everything that is no layer
+    together: tuple[str, ...] = ()
+    asked_together: bool = False  # --device names several cards, so layers are split even where one has room
 
     @property
     def kind(self) -> str:
@@ -108,7 +107,7 @@ def detect(device: str | None = None) -> Hardware:
 
 
 def imagine_gpu(here: Hardware, memory: float) -> Hardware:
-    """The same computer with a card of `memory` GB (10^9 bytes) that is free and idle: for planning only.
+    """This computer with an idle card of `memory` GB (10^9 bytes) in place of its own: for planning only.
 
     Raises UsageError for a size out of range.
     """

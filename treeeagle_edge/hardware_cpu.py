@@ -1,4 +1,4 @@
-"""What processor and memory offer this process: instruction sets, cores, RAM, the limits of a container respected."""
+"""What processor and memory this process may use: instruction sets, cores, RAM, and the limits of a container."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Reads an EAGLE-3 head (arXiv 2503.01840) in either layout of `head_layouts`.
+"""Reads an EAGLE-3 head (arXiv 2503.01840) in either layout of `head_layouts`, and checks it against its target.
 
-Shapes decide, the config is a cross-check.
+The shapes of its tensors decide what it is. A config that says something else is an error.
 """
 
 from __future__ import annotations
@@ -163,9 +163,9 @@ def _check_taps(taps: tuple[int, ...], num_taps: int, target: ModelConfig) -> No
 
 
 def _cross_check(config: HeadConfig, declared: Mapping[str, Any], folder: Path) -> None:
-    """A key that contradicts the tensors is an error.
+    """Raise InputError where the config contradicts the tensors.
 
-    Num_hidden_layers is not looked at, since exporters copy the target's.
+    num_hidden_layers is not looked at: exporters copy the target's.
     """
     for key, actual in (
         ("hidden_size", config.hidden_size),
@@ -222,10 +222,7 @@ def _valid_ids(ids: Tensor, vocab: int) -> bool:
 
 
 def _likeness(embedding: Tensor, target_embed: Callable[[Tensor], Tensor]) -> float:
-    """Mean cosine similarity of a sample of rows.
-
-    1 for a copy (whatever its precision), 0 for untrained numbers.
-    """
+    """Mean cosine similarity of a sample of rows: 1 for a copy, whatever its precision; 0 for untrained numbers."""
     rows = torch.linspace(0, embedding.shape[0] - 1, min(embedding.shape[0], 512)).long()
     theirs = target_embed(rows).float().cpu()
     return float(torch.nn.functional.cosine_similarity(embedding[rows].float(), theirs, dim=-1).mean())

@@ -49,10 +49,3 @@ class HeadConfig:
             "layers.0.mlp.down_proj": (h, inner),
             "lm_head": (self.draft_vocab_size, h),
         }
-
-    @property
-    def num_parameters(self) -> int:
-        """Weights the head adds to memory, its own embedding included where it has one."""
-        norms = 4 * self.hidden_size
-        embedding = self.vocab_size * self.hidden_size if self.own_embedding else 0
-        return sum(rows * columns for rows, columns in self.matrices.values()) + norms + embedding

@@ -1,4 +1,4 @@
-"""The files of a draft head: where they are, and what they hold, before any of it is believed."""
+"""The files of a draft head, found and read. Nothing is checked against a target yet."""
 
 from __future__ import annotations
 

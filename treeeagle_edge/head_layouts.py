@@ -116,9 +116,8 @@ def _eagle_config(flat: Mapping[str, Any]) -> Mapping[str, Any]:
 def _check_names(tensors: Mapping[str, Tensor], weights: Path) -> None:
     missing = [name for name in REQUIRED if name not in tensors]
     fc = tensors.get("fc.weight")
-    two_inputs = (
-        fc is not None and fc.ndim == 2 and fc.shape[1] == 2 * fc.shape[0]
-    )  # one feature, one embedding
+    # one feature, one embedding
+    two_inputs = fc is not None and fc.ndim == 2 and fc.shape[1] == 2 * fc.shape[0]
     if "fc.bias" in tensors or (two_inputs and "layers.0.hidden_norm.weight" in missing):
         raise InputError(
             f"{weights.name} looks like an EAGLE-1 or EAGLE-2 head, which is not supported", NO_HEAD_HINT

@@ -42,7 +42,7 @@ def state_dir() -> Path:
 
 
 def sessions_dir() -> Path:
-    """Where conversations are saved by themselves."""
+    """The folder in which conversations are saved automatically."""
     return state_dir() / "sessions"
 
 

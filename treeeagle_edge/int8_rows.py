@@ -20,9 +20,8 @@ from torch import Tensor
 LARGEST = 127  # an int8 code; the scale of a row of weights is that of its largest one
 _HIGH = 128  # what one step of the high code is worth in steps of the low one
 _STEPS = LARGEST * _HIGH
-_ROWS_AT_A_TIME = (
-    512  # of a weight while it is quantised in fp32: within the room that the plan keeps for sums
-)
+# of a weight while it is quantised, in fp32: that fits the room which the plan keeps for sums
+_ROWS_AT_A_TIME = 512
 
 
 def quantise_rows(weight: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What models on PyTorch's path ask of the kernels, for a trial before they serve."""
+"""The shapes in which models on PyTorch's path call the kernels: kernels are tried in them before they serve."""
 
 from __future__ import annotations
 

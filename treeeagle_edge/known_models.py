@@ -95,11 +95,11 @@ def _minicpm4_8b() -> ModelConfig:
 
 
 def usual_head(target: ModelConfig, *, draft_vocab: int, theta: float = 10_000.0) -> HeadConfig:
-    """The EAGLE-3 head as most are: one layer as wide as the target's, three taps."""
+    """The shapes that most EAGLE-3 heads have: one layer as wide as the target's, and the usual three taps."""
     return HeadConfig(
         hidden_size=target.hidden_size,
         target_hidden_size=target.hidden_size,
-        num_taps=3,
+        num_taps=len(target.default_taps),
         taps=target.default_taps,
         intermediate_size=target.intermediate_size,
         num_heads=target.num_heads,

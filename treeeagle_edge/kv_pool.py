@@ -1,7 +1,6 @@
-"""Who owns which slot: a fixed number of them, reference counts, and cached prefixes that give way when room
-is needed.
+"""Who owns which slot of the KV memory. Slots have reference counts; cached prefixes give way when room is needed.
 
-Plain Python on purpose: the policy knows slot numbers and token ids, never tensors (those are `kv_store`'s).
+Plain Python on purpose: this is the policy, which knows slot numbers and token ids. The tensors are in `kv_store`.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class KVStore:
-    """Keys and values of the target, one row a slot, allocated once.
+    """Keys and values of the target, one row for each slot, allocated once.
 
-    keys, values: [layers, slots, kv_heads, head_dim], dtype of the attention (fp32, bf16 or fp16), RoPE
-    applied. rest: those of the layers after them, where layers lie on several devices.
+    keys, values: [layers, slots, kv_heads, head_dim], dtype of the attention (fp32, bf16 or fp16), RoPE applied.
+    rest: stores of the layers after these, where layers are split over several devices.
     """
 
     keys: Tensor
@@ -36,7 +36,7 @@ class KVStore:
     def allocate_over(
         cls, places: Sequence[torch.device], slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> KVStore:
-        """Reserve a store for layers that lie on the devices `places`, one a layer: each has its rows beside it."""
+        """Reserve a store whose layers lie on `places`, one device a layer."""
         parts = [
             cls.allocate(len(list(group)), slots, kv_heads, head_dim, dtype, device)
             for device, group in groupby(places)

@@ -1,4 +1,4 @@
-"""Memory that was really used: the peak of this process, or of the CUDA device, since a chosen moment."""
+"""Memory that was really used: the peak of this process, or of CUDA devices, since a chosen moment."""
 
 from __future__ import annotations
 

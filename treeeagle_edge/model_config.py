@@ -36,9 +36,8 @@ class RopeConfig:
     short_factor: tuple[float, ...] | None = None  # longrope, [head_dim / 2]
     long_factor: tuple[float, ...] | None = None  # longrope, [head_dim / 2]
     attention_factor: float | None = None  # longrope, yarn; None means the formula of the paper
-    freq_divisors: tuple[float, ...] | None = (
-        None  # GGUF `rope_freqs`, [head_dim / 2]: divides the inverse frequencies
-    )
+    # [head_dim / 2], GGUF's `rope_freqs`: inverse frequencies are divided by them
+    freq_divisors: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,8 @@ class ModelConfig:
     embedding_scale: float = 1.0  # MiniCPM scale_emb
     residual_scale: float = 1.0  # MiniCPM scale_depth / sqrt(num_layers)
     logit_scale: float = 1.0  # MiniCPM dim_model_base / hidden_size: multiplies the normalised hidden state
-    stored: StoredWidth | None = None  # of weights that come quantised
-    rotation: str | None = None  # the entry that says that hidden states are rotated, and where it stands
+    stored: StoredWidth | None = None  # None: the weights do not come quantised
+    rotation: str | None = None  # the config entry that says that hidden states are rotated; None: none does
 
     @property
     def linear_shapes(self) -> dict[str, tuple[int, int]]:

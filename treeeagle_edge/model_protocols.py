@@ -28,7 +28,7 @@ class TargetModel(Protocol):
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether a row gets the same bits in any pass, so that no number of rows has to be kept for exactness."""
+        """Whether a row gets the same bits in any pass. If not, exact mode gives all passes the same number of rows."""
         ...
 
     @property

@@ -1,26 +1,25 @@
-"""From the name a person types to the files on this machine: targets, heads, and what to call them."""
+"""From the name of a target or head, as a person types it, to its files; and from files to a short name to show."""
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from treeeagle_edge.errors import InputError, reason_of
 from treeeagle_edge.fetch import DEMO_MODEL, fetch_demo_model
 from treeeagle_edge.hub.fetch import cached_repository, fetch_repository, is_repository, repository_of
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
+from treeeagle_edge.progress import Progress, silent
 
-Progress = Callable[[str], None]
-
-BUNDLED_HEADS = Path(__file__).parent / "heads"  # one folder a head, shipped with the package
+BUNDLED_HEADS = Path(__file__).parent / "heads"  # shipped with the package: a folder for each head
 _HEAD_SUFFIXES = (".safetensors", ".bin")
-_LISTED = 200  # entries of a folder that are looked at for a suggestion
-_SHOWN = 120  # characters of an unknown name that an error repeats
+_LISTED = 200  # a suggestion is looked for among this many entries of a folder
+_SHOWN = 120  # an error repeats at most this many characters of an unknown name
 
 
-def resolve_model(name: str, progress: Progress | None = None) -> Path:
+def resolve_model(name: str, progress: Progress = silent) -> Path:
     """Path of a target: a Hugging Face directory or a .gguf file.
 
     `name` is the demo model's name, a directory, a .gguf file, or org/name of the hub, tried in this order; what is
@@ -30,7 +29,7 @@ def resolve_model(name: str, progress: Progress | None = None) -> Path:
     if name.lower() == DEMO_MODEL.name:
         return fetch_demo_model(progress)
     path = Path(os.path.expanduser(name))
-    if name and os.path.isdir(path):  # os.path says False to a name that no file system takes; Path raises
+    if name and os.path.isdir(path):  # False for a name that no file system allows, where Path.is_dir raises
         return _model_in(path)
     if name and os.path.exists(path):
         return _model_file(path)
@@ -39,12 +38,12 @@ def resolve_model(name: str, progress: Progress | None = None) -> Path:
     raise unknown_name(name, "model", (*KNOWN_MODELS, *_nearby(path, (".gguf",))))
 
 
-def resolve_head(name: str | None, model_name: str, progress: Progress | None = None) -> Path | None:
+def resolve_head(name: str | None, model_name: str, progress: Progress = silent) -> Path | None:
     """Path of a draft head: a directory, or a .safetensors or .bin file beside its config.json; None for no head.
 
-    `name` is a bundled head, a directory or file, org/name of the hub, or "none". Without a name, the head known for
-    `model_name` is taken if it is on this machine; nothing is downloaded that was not asked for. Raises InputError and
-    CannotRunError as `resolve_model` does.
+    `name` is a bundled head, a directory or file, org/name of the hub, or "none". Where it is None, the head known for
+    `model_name` is taken if it is on this machine; it is not downloaded, since nobody asked for it. Raises InputError
+    and CannotRunError as `resolve_model` does.
     """
     if name is None:
         return _known_head(model_name)
@@ -95,7 +94,7 @@ def bundled_heads() -> list[str]:
 
 
 def _model_in(folder: Path) -> Path:
-    """The folder itself where it is a Hugging Face checkpoint, else the one GGUF file it holds."""
+    """The folder itself where it is a Hugging Face checkpoint, else the only GGUF file in it."""
     if (folder / "config.json").is_file():
         return folder
     files = [file for file in _entries(folder) if file.suffix.lower() == ".gguf"]
@@ -152,10 +151,10 @@ def _head_file(path: Path) -> Path:
 
 
 def _nearby(path: Path, suffixes: tuple[str, ...]) -> list[str]:
-    """Files and folders beside a path that does not exist, as a person would type them."""
+    """Files and folders in the parent of a path that does not exist, as a person would type them."""
     try:
         entries = sorted(path.parent.iterdir())[:_LISTED]
-    except (OSError, ValueError):  # the parent is missing too, or is no name for a file: nothing to suggest
+    except (OSError, ValueError):  # there is no parent either: nothing to suggest
         return []
     usable = [
         entry for entry in entries if entry.suffix.lower() in suffixes or (entry / "config.json").is_file()
@@ -164,7 +163,7 @@ def _nearby(path: Path, suffixes: tuple[str, ...]) -> list[str]:
 
 
 def unknown_name(name: str, what: str, candidates: Iterable[str]) -> InputError:
-    """The error for a name nobody knows, with the closest one as the hint."""
+    """The error for an unknown name. Its hint is the closest of `candidates`."""
     known = {candidate.lower(): candidate for candidate in candidates}
     known.update({candidate.lower().rpartition("/")[2]: candidate for candidate in known.values()})
     close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)

@@ -1,6 +1,7 @@
-"""The rows of one pass in Python's numbers: what a round knows before any tensor is made.
+"""The rows of one pass as Python numbers: what a round knows before any tensor is made.
 
-Native kernels take them as they are. Models whose passes take tensors get them through `TensorTarget` and `TensorHead`.
+Native kernels take the numbers as they are. For models whose passes take tensors, `TensorTarget` and `TensorHead` make
+the tensors from them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PassRows:
-    """M rows, and what they read: slots of the prefix, then their ancestors in `tree`, then themselves.
+    """The M rows of a pass, and what each reads: all slots of the prefix, then its ancestors in `tree`, then itself.
 
     The rows of the pass are the last M of `tree`.
     """
@@ -33,8 +34,8 @@ class PassRows:
     ids: Sequence[int]  # [M]
     positions: Sequence[int]  # [M] rotary
     slots: Sequence[int]  # [M] where their keys and values go
-    table: Tensor  # int64 slots in reading order; the prefix is
-    prefix: range  # these of its entries
+    table: Tensor  # int64 slots of the sequence, in reading order
+    prefix: range  # the entries of `table` that every row reads
     tree: Sequence[int]  # [R] slots
     parents: Sequence[int]  # [R] indices into `tree`, smaller than the row's own, -1 for none
 
@@ -49,10 +50,10 @@ class PassRows:
 
 @dataclass(slots=True)
 class FeatureRows:
-    """True features of a few rows, where the target's pass left them."""
+    """The target's features of a few rows, in the place where its pass left them."""
 
-    table: Tensor  # [N, taps * Ht], until the next pass of the target
-    rows: Sequence[int] | None = None  # [P] of the table; None: all
+    table: Tensor  # [N, taps * Ht]; the target's next pass may overwrite it
+    rows: Sequence[int] | None = None  # [P] rows of the table; None: all of them
 
     def __len__(self) -> int:
         return len(self.table if self.rows is None else self.rows)
@@ -89,8 +90,8 @@ class TensorTarget(ABC):
     ) -> TargetOutput:
         """`forward` over `rows`.
 
-        `peaks_only`: nobody will look at logits beside the largest of each scored row. A target that finds these in the
-        pass may leave the logits out; others give the logits.
+        `peaks_only`: only the largest logit of each scored row will be looked at. A target that finds it during the
+        pass may leave all logits out; others give the logits.
         """
         return self.forward(*rows.tensors(), store, taps, scored)
 

@@ -1,6 +1,6 @@
-"""Passes of target and head over a live sequence.
+"""Passes of target and head over a live sequence: prefill, draft, verify, and the bookkeeping of head rows.
 
-What turns tokens and slots into tensors, and back into true head rows.
+A head row is *true* once it is written from the target's feature, not from the head's own guess.
 """
 
 from __future__ import annotations
@@ -15,21 +15,16 @@ from treeeagle_edge.drafter import drafter_for
 from treeeagle_edge.growth import Growth
 from treeeagle_edge.kernels.dispatch import use_backend
 from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.limits import MAX_EXPANSIONS, PREFILL_CHUNK
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
 from treeeagle_edge.pass_rows import FeatureRows, PassRows
 from treeeagle_edge.sequence import LiveSequence
 from treeeagle_edge.target import TargetOutput
 from treeeagle_edge.tree import DraftTree
 
-PREFILL_CHUNK = 256  # rows a pass: bounds the workspace whatever the prompt's length
-MAX_EXPANSIONS = 512  # scratch rows of the head's store: bounds (depth - 1) * branching
-
 
 class Passes:
-    """The two models with the store of the target's KV.
-
-    The head keeps its own, addressed by the same slots.
-    """
+    """The two models, and the store of the target's keys and values. The head has its own store, by the same slots."""
 
     def __init__(
         self, target: TargetModel, head: DraftHead | None, *, slots: int, fixed_rows: int | None
@@ -58,11 +53,11 @@ class Passes:
     def prefill(
         self, sequence: LiveSequence, prompt: Sequence[int], *, peaks_only: bool = False
     ) -> TargetOutput:
-        """Logits [1, V] of the last prompt token; commits the whole prompt, and its head rows when they are
-        wanted. `peaks_only`: see `pass_rows.TensorTarget.forward_rows`.
+        """Read the prompt and commit it, with its head rows where there is a head; logits [1, V] of its last token.
 
-        The last reused token runs once more, for its feature and logits, into a throwaway slot: its own KV
-        and head row stay as they are.
+        Tokens found in the cache are not read again, except the last of them, whose feature and logits are needed. It
+        writes to a throwaway slot, so that its own KV and head row stay as they are. `peaks_only`: see
+        `pass_rows.TensorTarget.forward_rows`.
         """
         again = 1 if sequence.cached_tokens else 0
         start = sequence.cached_tokens - again
@@ -90,7 +85,7 @@ class Passes:
         return output
 
     def draft(self, sequence: LiveSequence, root: int, growth: Growth) -> DraftTree | None:
-        """Write the head rows that wait for true features, the root's last, then grow a tree from the root's.
+        """Write the head rows whose features wait, the root's row last, then grow a tree from there.
 
         The root's slot must be announced. None where the head's scores are not finite.
         """
@@ -127,18 +122,17 @@ class Passes:
         verified: TargetOutput,
         rows: Sequence[int],
     ) -> None:
-        """Settle the `rows` of a tree whose tokens are `tokens`. `slots` are those of the whole tree; features stay in
-        `verified` until they are drafted from, or until the next pass needs their place.
+        """Settle the walked `rows` of a tree; `tokens` are theirs, `slots` those of the whole tree.
+
+        Their features stay in `verified` until they are drafted from, or until the next pass needs their place.
         """
         features = FeatureRows(verified.features, rows) if sequence.with_head else None
         self._lent_to = sequence
         sequence.commit(tokens, [slots[row] for row in rows], features)
 
     def flush_head(self, sequence: LiveSequence) -> None:
-        """Write the head rows of all committed tokens.
-
-        The feature of the last one waits for the token after it: as a copy, since the next pass may overwrite what it
-        lies in, and a view would keep the features of a whole pass.
+        """Write the head rows of all committed tokens. The last feature goes on waiting, for the token after it: as a
+        copy, since the next pass may overwrite it, and a view would keep the features of a whole pass.
         """
         sequence.head_tokens = max(sequence.head_tokens, 1)  # the first token has no head row
         rows = len(sequence) - sequence.head_tokens
@@ -159,7 +153,7 @@ class Passes:
         count = len(rows.ids)
         missing = self._fixed_rows - count if self._fixed_rows is not None else 0
         if missing:
-            # padding rows repeat the first, write to a slot of their own and are seen by nobody else
+            # padding rows repeat the first row, write to a slot of their own, and no other row reads them
             slots = [*rows.slots, *[self._pad_slot] * missing]
             rows = PassRows(
                 [*rows.ids, *[rows.ids[0]] * missing],
@@ -173,7 +167,7 @@ class Passes:
         with self._kernels():
             output = self.target.forward_rows(rows, self.store, self._taps, scored, peaks_only=peaks_only)
         if self._device.type == "cuda":
-            # a round's clock is read next, and the walk would wait all the same: the pass would be booked under it
+            # the caller reads its clock next; without waiting here, the walk would wait, and be charged for the pass
             torch.cuda.synchronize(self._device)
         return replace(output, features=output.features[:count]) if missing else output
 
@@ -182,7 +176,7 @@ class Passes:
 
 
 def _features(sequence: LiveSequence) -> FeatureRows:
-    """Those whose head rows are not written yet."""
+    """All features whose head rows are not written yet."""
     if not sequence.pending and sequence.lent is not None:
         return sequence.lent
     sequence.keep_lent()
@@ -191,7 +185,7 @@ def _features(sequence: LiveSequence) -> FeatureRows:
 
 
 def _true_rows(sequence: LiveSequence, tokens: Sequence[int]) -> PassRows:
-    """Head rows of `tokens`, the first without one onwards: each reads those before it."""
+    """The head rows of `tokens`, from the first token that has none yet; each row reads all rows before it."""
     first, count = sequence.head_tokens, len(tokens)
     slots, parents = sequence.slots_from(first, count), range(-1, count - 1)
     positions = range(first - 1, first - 1 + count)

@@ -9,10 +9,9 @@ from treeeagle_edge import plan_native
 from treeeagle_edge import plan_split as split
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.head_config import HeadConfig
+from treeeagle_edge.limits import MAX_EXPANSIONS, PREFILL_CHUNK
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.plan_bytes import (
-    PREFILL_CHUNK,
-    SCRATCH_ROWS,
     block_bytes,
     embedding_bytes,
     final_norm_bytes,
@@ -27,15 +26,13 @@ from treeeagle_edge.plan_bytes import (
 )
 from treeeagle_edge.plan_split import Card, CardShare
 from treeeagle_edge.rounds import TreeShape
+from treeeagle_edge.units import format_size as format_size  # `treeeagle pull` takes it from here
 from treeeagle_edge.widths import LAYER_BITS, Widths, check_choice, choose_widths
 
-GB = 10**9
-
 _WEIGHT_NAMES = {4: "NF4", 8: "int8", 16: "16-bit", 32: "fp32"}
-_NATIVE_THREADS = 16  # for which buffers are planned where nobody says how many there are
-_SLACK_SHARE = (
-    32  # one slot in 32 beyond the context: cached prefixes do not fight the live one for the last slot
-)
+_NATIVE_THREADS = 16  # threads that buffers are planned for where nothing else is said
+# one slot in 32 beyond the context, so that cached prefixes and the live sequence do not compete for the last ones
+_SLACK_SHARE = 32
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class MemoryPlan:
 
     @property
     def excess(self) -> int:
-        """Bytes that are lacking, on all cards together."""
+        """Bytes that are missing, on all cards together."""
         if self.cards:
             return sum(card.excess for card in self.cards)
         return max(0, self.total - self.budget)
@@ -82,20 +79,6 @@ class MemoryPlan:
             if line.name.startswith(start):
                 return line
         raise KeyError(start)
-
-
-def format_gb(nbytes: float) -> str:
-    """Bytes as "8.3 GB" (10^9 bytes), with two digits after the point below 1 GB."""
-    value = nbytes / GB
-    return f"{value:.2f} GB" if abs(value) < 0.995 else f"{value:.1f} GB"
-
-
-def format_size(nbytes: float) -> str:
-    """Bytes of a file as "640 B", "812 kB", "93 MB" or "16.4 GB" (powers of 1,000)."""
-    for unit, size in (("GB", GB), ("MB", 10**6), ("kB", 10**3)):
-        if nbytes >= 0.9995 * size:
-            return f"{nbytes / size:.{1 if unit == 'GB' else 0}f} {unit}"
-    return f"{nbytes:.0f} B"
 
 
 def plan_slots(context: int, tree: TreeShape | None) -> int:
@@ -122,10 +105,11 @@ def plan_memory(
 ) -> MemoryPlan:
     """Plan a run of `model` with `head` (None: plain decoding) from shapes alone.
 
-    bits: 4, 8, 16 or 32; context: tokens; reserve and budget: bytes; device: "cpu", "cuda" or "cuda:N"; native: on the
-    native kernels, with `threads` threads; head_bits and lm_head_bits: as `choose_widths` takes them; cards: those that
-    layers are split over, whose free memory then is the budget. Raises UsageError for a width or a context out of
-    range. A plan over budget is returned with `fits` False.
+    bits: 4, 8, 16 or 32. context: tokens. reserve, budget: bytes. device: "cpu", "cuda" or "cuda:N". native: whether
+    the native kernels run it, with `threads` threads. head_bits, lm_head_bits: as `choose_widths` takes them. cards:
+    the cards that layers are split over; their free memory then replaces `budget`.
+
+    Raises UsageError for a width or a context out of range. A plan over budget is returned with `fits` False.
     """
     check_choice("bits", bits, LAYER_BITS)
     if not 1 <= context <= model.max_position:
@@ -143,7 +127,7 @@ def plan_memory(
 
 @dataclass(frozen=True)
 class _Run:
-    """All that a plan depends on but the context."""
+    """Everything that a plan depends on, except the context."""
 
     model: ModelConfig
     head: HeadConfig | None
@@ -219,7 +203,7 @@ class _Run:
         return _WEIGHT_NAMES[self.widths.head]
 
     def _output_note(self) -> str:
-        """The vocabulary; and the width of lm_head where a device does not have it beside such layers as a rule."""
+        """The size of the vocabulary, and the width of lm_head where it is not the usual one."""
         tokens, width = f"{self.model.vocab_size:,} tokens", self.widths.lm_head
         if self.threads or width == choose_widths(self.widths.layers, self.device, native=False).lm_head:
             return tokens
@@ -237,7 +221,7 @@ class _Run:
             self.head,
             rows=PREFILL_CHUNK + 1,
             slots=slots,
-            expanded=SCRATCH_ROWS,
+            expanded=MAX_EXPANSIONS,
             threads=self.threads,
         )
         return buffers + logit_bytes(self.model, self.tree)

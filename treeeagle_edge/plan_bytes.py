@@ -1,6 +1,6 @@
-"""Bytes of weights, KV pool and buffers, from shapes alone: as PyTorch's kernels hold them, or as both kinds do.
+"""Bytes of weights, KV pool and buffers, from shapes alone, as PyTorch's kernels hold them.
 
-`plan_native` has what the native kernels hold otherwise.
+Where the native kernels hold something else, the figure is in `plan_native`.
 """
 
 from __future__ import annotations
@@ -9,20 +9,16 @@ from collections.abc import Iterable
 
 from treeeagle_edge import plan_native
 from treeeagle_edge.head_config import HeadConfig
+from treeeagle_edge.limits import ATTENTION_SCORES, MAX_EXPANSIONS, PREFILL_CHUNK, ROTARY_MARGIN
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.widths import Widths
 
-PREFILL_CHUNK = 256  # rows of a prompt that go through the target at once
-ATTENTION_SCORES = 8 * 2**20  # elements the attention computes at a time; more where one row alone needs them
-SCRATCH_ROWS = 512  # rows of the head's KV that drafting writes and never commits
-
 _NF4_BLOCK = 64  # weights that share one fp32 scale
 _LIVE_LOGIT_COPIES = 4  # raw, processed, log-probabilities, noise
 _LIVE_SCORE_COPIES = 2  # attention scores and their softmax
-_ROTARY_MARGIN = 64  # positions beyond the context that the rotary tables cover
-# The int8 product of CUDA, bytes alive for each number that goes in (its levels twice in fp32, its two codes) and for
-# each that comes out (two sums in int32, their total in fp32, the result): see `int8_rows`.
+# The int8 product of CUDA (see `int8_rows`), bytes alive at once: for each number that goes in, its levels twice in
+# fp32 and its two codes; for each number that comes out, two sums in int32, their total in fp32, and the result.
 _INT8_SPLIT, _INT8_CODES, _INT8_SUMS = 10, 2, 14
 
 
@@ -74,7 +70,7 @@ def final_norm_bytes(model: ModelConfig) -> int:
 
 def rotary_bytes(model: ModelConfig | HeadConfig, context: int) -> int:
     """Bytes of the cosines and sines of every planned position, fp32."""
-    return (context + _ROTARY_MARGIN) * model.head_dim * 4
+    return (context + ROTARY_MARGIN) * model.head_dim * 4
 
 
 def output_bytes(model: ModelConfig, widths: Widths) -> int:
@@ -85,7 +81,7 @@ def output_bytes(model: ModelConfig, widths: Widths) -> int:
 def embedding_bytes(model: ModelConfig, widths: Widths) -> int:
     """Bytes of the token embedding and lm_head together.
 
-    Look-ups need the embedding as floats, so a tied pair is held once only where lm_head is not quantised: else lm_head
+    Look-ups need the embedding as floats. So a tied pair is held once where lm_head has floats too; a quantised lm_head
     is a copy, which costs memory and saves reading.
     """
     table = model.vocab_size * model.hidden_size * compute_bytes(widths.layers)
@@ -120,7 +116,7 @@ def pool_bytes(model: ModelConfig, head: HeadConfig | None, widths: Widths, slot
 
 def head_pool_bytes(head: HeadConfig | None, widths: Widths, slots: int) -> int:
     """Bytes of the head's rows beside `slots`, scratch included."""
-    return (slots + SCRATCH_ROWS) * head_row_bytes(head, widths.head) if head is not None else 0
+    return (slots + MAX_EXPANSIONS) * head_row_bytes(head, widths.head) if head is not None else 0
 
 
 def step_bytes(model: ModelConfig, widths: Widths, *, native: bool = False) -> int:
@@ -148,7 +144,7 @@ def workspace_bytes(
     *,
     device: str,
 ) -> int:
-    """Bytes alive at once in the widest moment of a PyTorch pass: a prefill chunk or a tree with its logits.
+    """The most bytes alive at once during a PyTorch pass over a prefill chunk, or over a tree with its logits.
 
     Attention gathers K and V of one layer, once as stored and once in fp32, and computes scores in fp32 by blocks.
     """
@@ -169,7 +165,7 @@ def workspace_bytes(
 
 
 def _int8_row_bytes(model: ModelConfig, head: HeadConfig | None, widths: Widths) -> int:
-    """What CUDA's int8 product holds for a row of the widest matrices; those of lm_head are within the logits'."""
+    """Bytes that CUDA's int8 product holds for a row of the widest matrices; lm_head's count with the logits."""
     products: list[tuple[int, int]] = []
     if widths.layers == 8:
         products += _joined(model.linear_shapes.values())

@@ -18,14 +18,13 @@ _FIRST_PLANE, _SECOND_PLANE = 384, 128  # bytes of a tile's block: the upper six
 _LINE = 64  # bytes: tiles and scratch begin at cache lines
 _BLOCK_INFO = 16  # bytes beside each block of 32 int8 activations
 _PEAK = 16  # bytes: a logit and its token
-_ROWS_SCREENED = 12  # rows of a pass whose best tokens are looked for in the first plane, at most
+_ROWS_SCREENED = 12  # rows of a pass, at most, whose best tokens are looked for in the first plane alone
 _ROWS_TOGETHER = 16  # query rows that a thread attends for at once
-_KEYS_TOGETHER = 64  # positions that it prepares at once
-_PART_TAIL = 16  # floats beside the sum that a chunk leaves of a query
+_KEYS_TOGETHER = 64  # positions whose keys and values it prepares at once
+_PART_TAIL = 16  # floats that a chunk leaves of a query beside its weighted sum
 _CANDIDATE = 32 + 4  # a scored node, and its place in the order
-_LIVE_FEATURES = (
-    4  # the buffer, its copy, the copy joined with the row carried over, and the one of the chunk before
-)
+# features of a chunk: the buffer, its copy, the copy joined with the row carried over, and those of the chunk before
+_LIVE_FEATURES = 4
 
 
 def matrix_bytes(rows: int, columns: int, bits: int) -> int:
@@ -66,18 +65,17 @@ def head_bytes(head: HeadConfig, bits: int) -> int:
 def workspace_bytes(
     model: ModelConfig, head: HeadConfig | None, *, rows: int, slots: int, expanded: int, threads: int
 ) -> int:
-    """Bytes of the buffers of target and head for passes of up to `rows` rows and for trees of which `expanded` nodes
-    are expanded at most, and of the lists of slots read.
+    """Bytes of the buffers of target and head, and of the lists of slots that are read.
 
-    The logits are not among them: of their buffer, [rows, vocabulary], only the rows that are scored are ever touched.
+    rows: of the largest pass. expanded: the most nodes of a tree that are expanded. Logits are not counted: their
+    buffer is [rows, vocabulary], but only the rows that are scored are ever touched.
     """
     widest = max(model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
     total = _pass_bytes(model, widest, rows, threads)
     total += rows * model.hidden_size * 4  # hidden states of each scored row,
     total += rows * (8 + 4 + threads * _PEAK)  # the likeliest token, its logit, and what each thread found
-    total += (
-        -(-model.vocab_size // _TILE) * _ROWS_SCREENED * 4
-    )  # bounds of what a tile of logits holds for a row
+    # bounds of what a tile of logits holds for a row
+    total += -(-model.vocab_size // _TILE) * _ROWS_SCREENED * 4
     total += 2 * (slots + rows) * 8  # slots of the prefix and of the rows, target and head
     if head is None:
         return total
@@ -98,7 +96,7 @@ def _pass_bytes(shape: ModelConfig | HeadConfig, widest: int, rows: int, threads
 
 
 def _attention_bytes(shape: ModelConfig | HeadConfig) -> int:
-    """One thread's scratch: two prepared blocks of keys and values, its queries and what they found."""
+    """One thread's scratch: two prepared blocks of keys and values, its queries, and their sums so far."""
     dim, queries = shape.head_dim, _ROWS_TOGETHER * (shape.num_heads // shape.num_kv_heads)
     prepared = 2 * 2 * _aligned(_KEYS_TOGETHER * dim // 2 * 4)
     part = queries * (dim + _PART_TAIL) * 4  # of the chunk at hand, and of those before it

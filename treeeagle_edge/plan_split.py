@@ -1,7 +1,7 @@
-"""How the layers of a model divide over cards none of which has room for all: by the memory that each has free.
+"""How the layers of a model are divided over several cards, by the memory that is free on each.
 
-The first card is the home of embedding, lm_head, draft head and logits; on the others there are layers with their keys
-and values, and what a pass needs for them.
+The first card is the home: it also holds embedding, lm_head, draft head and logits. The others hold layers with their
+keys and values, and what a pass needs for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Card:
 
 @dataclass(frozen=True)
 class CardShare:
-    """What one card holds of a plan: layers first, ..., stop - 1, and `nbytes` in all, of `free` bytes."""
+    """What one card holds of a plan: the layers first, ..., stop - 1; `nbytes` in all, of its `free` bytes."""
 
     device: str
     first: int
@@ -36,7 +36,7 @@ class CardShare:
 
     @property
     def excess(self) -> int:
-        """Bytes that it lacks."""
+        """Bytes that are missing on it."""
         return max(0, self.nbytes - self.free)
 
     @property

@@ -1,8 +1,7 @@
-"""Target and head as a plan has them: fetched where they are missing, loaded on the chosen kernels."""
+"""Fetches and loads the target and head of a plan, on the kernels that the plan chose."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,10 +11,11 @@ from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.head import Head
 from treeeagle_edge.head_checkpoint import open_head
 from treeeagle_edge.known_models import find_known
+from treeeagle_edge.limits import MAX_EXPANSIONS, PREFILL_CHUNK
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
 from treeeagle_edge.models import resolve_head, resolve_model
-from treeeagle_edge.passes import MAX_EXPANSIONS, PREFILL_CHUNK
 from treeeagle_edge.profile_config import MemoryProfile
+from treeeagle_edge.progress import Progress
 from treeeagle_edge.rounds import MAX_BRANCHING
 from treeeagle_edge.run_alternatives import require_fit
 from treeeagle_edge.run_plan import RunPlan, plan_run
@@ -23,18 +23,19 @@ from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.target import Target, compute_dtype, load_target
 
-Progress = Callable[[str], None]
-
 
 def plan_and_fetch(
-    settings: RunSettings, profile: MemoryProfile, hardware: Hardware, say: Progress
+    settings: RunSettings, profile: MemoryProfile, hardware: Hardware, progress: Progress
 ) -> tuple[Path, RunPlan]:
-    """The model's path and a plan that fits. Where shapes are known without the files, a misfit costs no download."""
+    """Plan, and fetch the model where it is missing. Returns its path and the plan.
+
+    Raises CannotRunError where the plan does not fit: before the download, where shapes are known without the files.
+    """
     name = settings.model or profile.model
     model = planned_model(settings, profile) if find_known(name) else None
     if model is not None:
         require_fit(plan_run(settings, profile, hardware, model), settings, hardware)
-    path = resolve_model(name, say)
+    path = resolve_model(name, progress)
     if model is None or not model.on_disk:
         model = planned_model(settings, profile)
     plan = plan_run(settings, profile, hardware, model)
@@ -42,12 +43,12 @@ def plan_and_fetch(
     return path, plan
 
 
-def head_path_of(plan: RunPlan, *, fetch: bool, say: Progress) -> Path | None:
+def head_path_of(plan: RunPlan, *, fetch: bool, progress: Progress) -> Path | None:
     """The planned head; None where there is none, or it is not on this machine and may not be fetched."""
     name = plan.model.head_name
     if name is None or not (fetch or plan.model.head_on_disk):
         return None
-    return resolve_head(name, plan.model.name, say)
+    return resolve_head(name, plan.model.name, progress)
 
 
 def load_models(
@@ -92,7 +93,7 @@ def load_models(
 def load_planned_target(
     plan: RunPlan, checkpoint: Checkpoint, threads: int, *, context: int, max_rows: int
 ) -> TargetModel:
-    """The target on the chosen kernels; `max_rows` bounds the passes of native ones."""
+    """The target on the chosen kernels. max_rows: most rows of a pass; only native kernels need to know."""
     if not plan.backend.native:
         return load_target(
             checkpoint,

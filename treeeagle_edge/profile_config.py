@@ -12,8 +12,9 @@ from typing import Any
 from treeeagle_edge.errors import CannotRunError, InputError, reason_of
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.known_models import KNOWN_MODELS
-from treeeagle_edge.plan import GB, format_gb, plan_memory
-from treeeagle_edge.rounds import TreeShape, tree_shape
+from treeeagle_edge.plan import plan_memory
+from treeeagle_edge.rounds import MAX_BRANCHING, MAX_DEPTH, MAX_NODES, TreeShape, tree_shape
+from treeeagle_edge.units import GB, format_gb
 from treeeagle_edge.widths import HEAD_BITS, LAYER_BITS, LM_HEAD_BITS
 
 SHIPPED = ("cpu", "gpu-12gb", "gpu-16gb", "gpu-24gb")
@@ -65,9 +66,9 @@ _RULES: Mapping[str, _Rule] = {
     "reserve_gb": _Rule((int, float), "a number from 0 to 256", 0, 256),
 }
 _TREE_RULES: Mapping[str, _Rule] = {
-    "depth": _Rule((int,), "a whole number from 1 to 32", 1, 32),
-    "branching": _Rule((int,), "a whole number from 1 to 64", 1, 64),
-    "nodes": _Rule((int,), "a whole number from 0 (chosen while decoding) to 256", 0, 256),
+    "depth": _Rule((int,), f"a whole number from 1 to {MAX_DEPTH}", 1, MAX_DEPTH),
+    "branching": _Rule((int,), f"a whole number from 1 to {MAX_BRANCHING}", 1, MAX_BRANCHING),
+    "nodes": _Rule((int,), f"a whole number from 0 (chosen while decoding) to {MAX_NODES}", 0, MAX_NODES),
 }
 
 
@@ -148,9 +149,9 @@ def _check(data: dict[Any, Any], rules: Mapping[str, _Rule], source: str, prefix
 
 
 def choose_profile(hardware: Hardware, *, model: str | None = None) -> MemoryProfile:
-    """The shipped profile for the chosen device: the largest whose memory class the card reaches.
+    """The shipped profile for the chosen device: of those whose memory the card has, the one that asks for most.
 
-    `model`: the person named one, so that a small card is no reason to refuse yet; the plan decides.
+    `model`: the one that the person named. A small card is then no reason to refuse yet: the plan decides.
     Raises CannotRunError for a card too small for every profile's default model, with what would fit there.
     """
     if hardware.gpu is None:
@@ -177,8 +178,10 @@ def small_card_advice(hardware: Hardware, profile: MemoryProfile) -> str:
 
 
 def models_that_fit(hardware: Hardware, profile: MemoryProfile, *, native: bool = False) -> list[str]:
-    """Known models whose plan at the profile's bits, tree and context fits the free memory: those with a head first,
-    then those that reach the context, then by size, largest first. `native`: as the native kernels hold them.
+    """Known models whose plan fits the free memory at the profile's bits, tree and context, the best first.
+
+    Models with a head come first, then those with the longest context, then the largest. `native`: count bytes as the
+    native kernels hold them.
     """
     found = []
     for name, known in KNOWN_MODELS.items():

@@ -1,7 +1,8 @@
-"""Messages become prompt ids such that the ids of an old answer stay what was generated.
+"""Turns messages into prompt ids, in which old answers keep exactly the ids that were generated.
 
-Tokenising an old answer again may split its text elsewhere, and then nothing after it could be taken from the cache.
-So the rendered text is cut at the answers, the pieces between are tokenised, and the generated ids are put back.
+Tokenising an old answer again may split its text at other places. Then nothing after that could be taken from the
+cache. So the rendered text is cut at the answers, the pieces between are tokenised, and the generated ids are put
+back.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-_LONGEST_TAIL = (
-    16  # ids dropped at most from the end of an answer to make its decoding equal the rendered text
-)
+# ids dropped at most from the end of an answer to make its decoding equal the rendered text
+_LONGEST_TAIL = 16
 
 
 class TextCodec(Protocol):
@@ -85,7 +85,7 @@ def build_prompt(codec: TextCodec, system: str | None, turns: Sequence[Turn]) ->
 
 
 def _gaps(codec: TextCodec, system: str | None, turns: Sequence[Turn], count: int) -> list[str] | None:
-    """The text around the answers: rendered with a marker in place of each. None where a template hides a marker."""
+    """The text around the answers, found by rendering a marker for each; None where a template hides a marker."""
     marked: list[Turn] = []
     for turn in turns:
         answer = None if turn.answer is None else f"[answer {len(marked)} stands here]"
@@ -101,7 +101,7 @@ def _gaps(codec: TextCodec, system: str | None, turns: Sequence[Turn], count: in
 
 
 def _answers_in(text: str, gaps: Sequence[str], answered: Sequence[Turn]) -> list[str] | None:
-    """Each answer as the template wrote it (some trim it); None where the text is not gaps and answers in turn."""
+    """Each answer as the template wrote it (some trim answers); None where the text is not gaps and answers in turn."""
     pieces: list[str] = []
     position = len(gaps[0])
     if not text.startswith(gaps[0]):
@@ -121,7 +121,7 @@ def _answers_in(text: str, gaps: Sequence[str], answered: Sequence[Turn]) -> lis
 def _ids_of(codec: TextCodec, turn: Turn, piece: str) -> list[int]:
     """The generated ids whose decoding is exactly `piece`, without the end token; empty where there are none.
 
-    The ids of an answer that was cut at a stop string, or that a template trims, may have to lose their last ones.
+    Some ids are dropped from the end where an answer was cut at a stop string, or where the template trims it.
     """
     ids = list(turn.token_ids)
     while ids and ids[-1] in codec.stop_ids:

@@ -1,4 +1,4 @@
-"""What `treeeagle pull` fetches: found, judged and measured before any of it comes."""
+"""What `treeeagle pull` would fetch: found, checked and measured before any of it is downloaded."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ from treeeagle_edge.known_models import KNOWN_MODELS, find_known
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.models import BUNDLED_HEADS, bundled_heads, unknown_name
 from treeeagle_edge.paths import cache_dir
-from treeeagle_edge.plan import format_gb, format_size
 from treeeagle_edge.profile_config import MemoryProfile, choose_profile
+from treeeagle_edge.progress import Progress
 from treeeagle_edge.run_plan import pick_profile, plan_run
 from treeeagle_edge.run_shapes import PlannedModel
 from treeeagle_edge.settings import RunSettings
-
-Progress = Callable[[str], None]
+from treeeagle_edge.units import format_gb, format_size
 
 
 @dataclass(frozen=True)
 class PartFile:
-    """A file that a part needs. Sizes in bytes; here: those that need not be fetched."""
+    """A file that a part needs. size: bytes. here: how many of them are already on this machine."""
 
     name: str
     size: int
@@ -43,25 +42,25 @@ class PartFile:
 
 @dataclass(frozen=True)
 class Part:
-    """A model or a head: what it needs, where that goes, and how to get it."""
+    """A model or a head: the files it needs, their folder, and how to fetch them."""
 
     name: str  # as it is given to --model or --head
     kind: str  # "model" or "head"
     files: tuple[PartFile, ...]  # empty where nothing can be missing
     folder: Path  # where its files go
-    bring: Callable[[Progress], Path]  # fetches what is missing; the path of the whole
+    bring: Callable[[Progress], Path]  # fetches what is missing and returns the path of the model or head
     target: str | None = None  # of a head: the model it was trained for, where that is known
     notes: tuple[str, ...] = ()
-    check_space: Callable[[], None] = lambda: None  # raises CannotRunError where its disk has too little room
+    check_space: Callable[[], None] = lambda: None  # raises CannotRunError where the disk is too full
 
     @property
     def to_fetch(self) -> int:
-        """Bytes that have yet to come."""
+        """Bytes that are still to be fetched."""
         return sum(file.size - file.here for file in self.files)
 
 
 def profile_parts(say: Progress, *, verify: bool = False) -> tuple[MemoryProfile, tuple[Part, ...]]:
-    """The profile chosen for this machine, and the model and head that it runs. Errors as `find_parts`."""
+    """The profile for this machine, and the model and head that it names. Raises what `find_parts` raises."""
     profile = choose_profile(detect())
     head = () if profile.head is None else (_part(profile.head, say, verify=verify, kind="head"),)
     return profile, (_part(profile.model, say, verify=verify), *head)
@@ -70,9 +69,9 @@ def profile_parts(say: Progress, *, verify: bool = False) -> tuple[MemoryProfile
 def find_parts(name: str, say: Progress, *, with_head: bool, verify: bool = False) -> tuple[Part, ...]:
     """The model or head called `name`, and the head that goes with a model where `with_head` asks for it.
 
-    Asks the hub what there is and reads config.json; fetches nothing else. `verify`: files that are here will be read
-    again. Raises InputError for a name nobody knows and for what does not run here, by its kind; CannotRunError where
-    the hub cannot be asked and the part is not whole on this machine.
+    Asks the hub for its list of files and fetches config.json, nothing else. verify: `bring` will read files that are
+    already here, to compare checksums. Raises InputError for an unknown name and for a model that does not run here,
+    CannotRunError where the hub cannot be reached and the part is not complete on this machine.
     """
     name = name.strip()
     known = find_known(name)
@@ -162,7 +161,7 @@ def _offline() -> bool:
 
 
 def _offline_error(name: str) -> CannotRunError:
-    """Says what of the repository is here."""
+    """The error without a network; it says how much of the repository is here."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -178,7 +177,7 @@ def _offline_error(name: str) -> CannotRunError:
 
 
 def _cached_part(name: str, kind: str | None) -> Part | None:
-    """The repository as it lies whole in the cache, None where it does not."""
+    """The repository from the cache; None where it is not complete there."""
     folder = cached_repository(name, kind or "model") or cached_repository(name, kind or "head")
     if folder is None:
         return None
@@ -189,14 +188,14 @@ def _cached_part(name: str, kind: str | None) -> Part | None:
 
 
 def _target_of(head: str, config: Mapping[str, Any] | None = None) -> str | None:
-    """The model that a head was trained for: from the table, else as its config names it."""
+    """The model that a head was trained for, from the table of known models or else from its config."""
     named = (key for key, known in KNOWN_MODELS.items() if (known.head_name or "").lower() == head.lower())
     verifier = ((config or {}).get("speculators_config") or {}).get("verifier") or {}
     return next(named, None) or verifier.get("name_or_path")
 
 
 def _fit_notes(name: str, config: ModelConfig) -> tuple[str, ...]:
-    """A sentence where the model would not fit this machine as it is now: no reason not to fetch it, but to know."""
+    """A note where the model would not fit this machine now. It is fetched all the same."""
     hardware, settings, known = detect(), RunSettings(model=name), find_known(name)
     head = None if known is None else known.head
     model = PlannedModel(name, config, known.head_name if known else None, head, on_disk=True)

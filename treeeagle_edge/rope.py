@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from treeeagle_edge.kernels.triton.operands import Rotation
+from treeeagle_edge.limits import ROTARY_MARGIN
 from treeeagle_edge.model_config import RopeConfig
 
-MARGIN = 64  # positions beyond the context: more than the deepest draft tree at its very end
 _YARN_BETA_FAST, _YARN_BETA_SLOW = 32, 1  # rotations; the paper's values
 
 
@@ -23,7 +23,7 @@ class RotaryTable:
     def __init__(self, rope: RopeConfig, head_dim: int, context: int, device: torch.device) -> None:
         """`context` tokens are planned; scalings that look at the length use it, once and for all."""
         inverse, scaling = inverse_frequencies(rope, head_dim, context)
-        positions = torch.arange(context + MARGIN, dtype=torch.float32)
+        positions = torch.arange(context + ROTARY_MARGIN, dtype=torch.float32)
         angles = torch.outer(positions, inverse)
         self.cos = (angles.cos() * scaling).to(device)  # [positions, head_dim / 2]
         self.sin = (angles.sin() * scaling).to(device)

@@ -10,7 +10,8 @@ from treeeagle_edge.tree import DraftTree
 MAX_BRANCHING = 64
 MAX_NODES = 256
 _TYPICAL_NODES, _TYPICAL_DEPTH = 6, 3
-_ADAPTIVE_NODES = 32  # the most a round may draft where its size is measured: beyond, no CPU or card gains
+MAX_DEPTH = 32
+_ADAPTIVE_NODES = 32  # the most nodes of an adaptive tree: no CPU or card that was measured gains from more
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class TreeShape:
     """How a round drafts. In the reference implementation's words: total_token = nodes + 1, depth = ours - 1,
     top_k = branching.
 
-    An adaptive shape names the most that may be drafted; each round is sized by what was measured.
+    An adaptive shape gives upper bounds: each tree is sized within them, by what passes cost and what walks accept.
     """
 
     depth: int = 5  # levels of drafted tokens
@@ -28,7 +29,7 @@ class TreeShape:
     lookup: bool = True  # whether an adaptive tree also has what the text suggests (`lookup.py`)
 
     def __post_init__(self) -> None:
-        for name, high in (("depth", 32), ("branching", MAX_BRANCHING), ("nodes", MAX_NODES)):
+        for name, high in (("depth", MAX_DEPTH), ("branching", MAX_BRANCHING), ("nodes", MAX_NODES)):
             value = getattr(self, name)
             if not 1 <= value <= high:
                 raise UsageError(f"{name} is {value}, which is out of range", f"use 1 to {high}")
@@ -42,7 +43,7 @@ class TreeShape:
 
     @property
     def typical(self) -> TreeShape:
-        """What a round drafts as a rule, for estimates. An adaptive tree had 3 to 8 nodes where it was measured."""
+        """The tree that a round usually drafts, for estimates. Adaptive trees had 3 to 8 nodes when measured."""
         if not self.adaptive:
             return self
         nodes, depth = min(_TYPICAL_NODES, self.nodes), min(_TYPICAL_DEPTH, self.depth)
@@ -74,8 +75,9 @@ class Round:
     tree: DraftTree | None  # what was drafted, None for prefill
     walked: tuple[int, ...]  # rows of `tree` on the walked path, the root included
     next_token: int  # the token sampled where the walk ended, before cutting
-    draft_s: float  # seconds spent drafting; 0 on the device, where nobody tells the parts apart
-    verify_s: float  # seconds spent in the target pass (for prefill, and on the device: all of it)
+    draft_s: float  # seconds spent drafting; 0 for a round on the device, whose parts are not timed apart
+    # seconds of the target's passes; for a round on the device, of the whole round
+    verify_s: float
     sample_s: float  # seconds spent walking and sampling
     finish_reason: str | None = None  # "stop" or "length" on the last Round
     cached_tokens: int = 0  # prefill only: prompt tokens whose KV was reused

@@ -1,4 +1,4 @@
-"""What would fit where a plan does not: the refusal before anything is loaded, and the options it names."""
+"""Refuses a plan that does not fit, before anything is loaded, and names options that would fit."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from treeeagle_edge.backend import choose_backend
 from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.known_models import KNOWN_MODELS
-from treeeagle_edge.plan import MemoryPlan, format_gb
+from treeeagle_edge.plan import MemoryPlan
 from treeeagle_edge.profile_config import MemoryProfile, load_profile, models_that_fit
 from treeeagle_edge.run_plan import USEFUL_CONTEXT, RunPlan, asked_widths, plan_run
 from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.units import format_gb
 from treeeagle_edge.widths import choose_widths
 
 
@@ -29,7 +30,7 @@ def require_fit(plan: RunPlan, settings: RunSettings, hardware: Hardware) -> Non
 
 
 def _free(plan: RunPlan) -> str:
-    """What there is, in words; of several cards also what each would have to hold."""
+    """The free memory in words; for several cards, also what each would have to hold."""
     free = f"{format_gb(plan.memory.budget)} are free on {' and '.join(plan.devices)}"
     if not plan.memory.cards:
         return free
@@ -80,7 +81,7 @@ def alternatives(plan: RunPlan, settings: RunSettings, hardware: Hardware) -> li
 
 
 def _plan_if_allowed(settings: RunSettings, plan: RunPlan, hardware: Hardware) -> MemoryPlan | None:
-    """The memory of `plan` with other settings, None where they would be refused: its kernels may hold other widths."""
+    """The memory of `plan` with other settings; None where its kernels do not hold the widths they ask for."""
     try:
         return plan_run(settings, plan.profile, hardware, plan.model).memory
     except UsageError:

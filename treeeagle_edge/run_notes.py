@@ -1,4 +1,4 @@
-"""What a person should know of a run before it begins, each a sentence and a hint."""
+"""Notes on a run that a person should read before it begins: each a sentence and a hint."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class PlanNote:
 
 
 def kernels_note(backend: Backend, bits: int, replaced: MemoryProfile | None) -> PlanNote | None:
-    """Says what native kernels would have given; None where nothing is missing.
+    """Says that PyTorch's slower kernels run where native ones could have; None where nothing is missing.
 
-    `replaced`: the profile whose bits and tree gave way to `bits` and a small one, None where none did.
+    `replaced`: the profile whose 4 bits and tree were replaced by `bits` and a small tree; None where they were kept.
     """
     slower = "runs on PyTorch's kernels, which are slower"
     if replaced is not None:
@@ -48,9 +48,9 @@ def stored_note(stored: StoredWidth, bits: int) -> PlanNote:
 
 
 def rotation_note(name: str, rotation: str | None, *, drafts: bool) -> PlanNote | None:
-    """Says that hidden states of the model `name` are rotated, and what is made of it; None where nothing says so.
+    """Says that the hidden states of the model `name` are rotated, and whether it drafts; None where nothing says so.
 
-    rotation: the entry that says so; drafts: with a head, as the person asked.
+    rotation: the config entry that says so. drafts: with a head, because the person asked for it.
     """
     if rotation is None:
         return None

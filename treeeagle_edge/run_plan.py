@@ -1,4 +1,4 @@
-"""Everything a run decides before it loads: profile, model, head, bits, context, tree, and the memory that costs."""
+"""All that a run decides before it loads: profile, model, head, bits, context, tree, and the memory they take."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.widths import Widths
 
 USEFUL_CONTEXT = 1024  # tokens: a shorter one is no alternative worth naming
-# PyTorch's own 4-bit layers cost small models too much quality, and its 8-bit ones get dear with the rows of a pass.
+# On PyTorch's kernels, 4 bits cost small models too much quality, and passes at 8 bits get dear with every row.
 _TORCH_BITS, _TORCH_TREE = 8, TreeShape(depth=3, branching=2, nodes=3)
 
 
@@ -34,8 +34,8 @@ class RunPlan:
     tree: TreeShape | None  # None: no head, or speculation switched off
     memory: MemoryPlan
     backend: Backend
-    note: PlanNote | None = None  # where the kernels are not the best thinkable
-    asked_lm_head: int | None = None  # bits, None for the usual: a repository may store its own
+    note: PlanNote | None = None  # where faster kernels would be possible
+    asked_lm_head: int | None = None  # bits; None: the usual, or what a quantised repository stores
     rotation: PlanNote | None = None  # where hidden states are rotated, so that heads seldom suit them
     split: PlanNote | None = None  # where layers are split over several cards
 
@@ -67,14 +67,15 @@ def pick_profile(settings: RunSettings, hardware: Hardware) -> MemoryProfile:
 def plan_run(
     settings: RunSettings, profile: MemoryProfile, hardware: Hardware, model: PlannedModel
 ) -> RunPlan:
-    """Fill what the person left open from the profile and plan the memory against what is free on the device now.
+    """Fill in from the profile what the person left open, and plan the memory against what is free on the device now.
 
-    A context that was asked for is kept. The profile's own is shortened to what the model and the memory allow, those
-    of all cards together where layers may be split. On a
-    CPU without native kernels, a profile's 4 bits become 8 and its tree a small one. A model that comes quantised keeps
-    its width, or takes 8 bits on native kernels. Raises UsageError for a context out of range and for widths that
-    cannot be had, CannotRunError where native kernels were asked for and cannot serve. The plan may not fit: see
-    `run_alternatives.require_fit`.
+    - Context: one that was asked for is kept. The profile's is shortened to what the model and the memory allow (the
+      memory of all cards together, where layers may be split).
+    - Width: on a CPU without native kernels, a profile's 4 bits become 8 and its tree a small one. A model that comes
+      quantised keeps its width, or takes 8 bits on native kernels.
+
+    The plan may not fit: see `run_alternatives.require_fit`. Raises UsageError for a context out of range and for
+    widths that cannot be had, CannotRunError where native kernels were asked for and cannot serve.
     """
     stored, shape = model.config.stored, profile.tree
     bits = settings.bits or (profile.bits if stored is None else stored.bits)

@@ -1,4 +1,4 @@
-"""Shapes of the model and head that a run would load: from files on this machine, else from the table of known ones."""
+"""Shapes of the model and head that a run would load, from files on this machine or from the table of known models."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ class PlannedModel:
 
 
 def planned_model(settings: RunSettings, profile: MemoryProfile) -> PlannedModel:
-    """Shapes of the model and head that a run would load, without downloading anything.
+    """Shapes of the model and head that a run would load. Nothing is downloaded.
 
-    Files on this machine come first, then the table of known models. Where hidden states are rotated there is no head
-    unless the person asks for one, or for a tree. Raises InputError for a name that is neither.
+    Files on this machine come first, then the table of known models. A model whose hidden states are rotated gets no
+    head, unless the person asks for a head or a tree. Raises InputError for a name that is neither here nor in the
+    table.
     """
     name = settings.model or profile.model
     local = _local_model(name)

@@ -1,4 +1,4 @@
-"""Whether a run's layers are split over several cards: where none alone has room, or where the person asks for it."""
+"""Splits a run's layers over several cards, where no card alone has room or where the person asks for it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.plan import MemoryPlan
 from treeeagle_edge.plan_split import Card
 
-Planner = Callable[
-    [int, tuple[Card, ...]], MemoryPlan
-]  # of a context, over cards; over none: on the chosen device
+# plans a context (tokens) over these cards; over none, on the chosen device
+Planner = Callable[[int, tuple[Card, ...]], MemoryPlan]
 
 
 def arrange(planned: Planner, context: int, hardware: Hardware) -> MemoryPlan:
-    """The plan of `context` on one card where it fits there, else over the fewest cards that have the room.
+    """The plan of `context` on one card where it fits, else over as few cards as have room, those with most free first.
 
-    Those with the most free memory come first. Where all together do not suffice it is the plan over all of them, which
-    does not fit. Cards that the person named are all used, in their order.
+    Where all cards together do not suffice, it is the plan over all of them, which does not fit. Cards that the person
+    named are all used, in their order.
     """
     cards = hardware.cards
     if hardware.asked_together:
@@ -31,7 +30,7 @@ def arrange(planned: Planner, context: int, hardware: Hardware) -> MemoryPlan:
 
 
 def longest_contexts(planned: Planner, plan: MemoryPlan, context: int, hardware: Hardware) -> list[int]:
-    """Contexts that a `plan` which does not fit could be shortened to: on one card first, where rounds are faster."""
+    """Shorter contexts for a `plan` that does not fit: first the longest on one card, where rounds are faster."""
     if not plan.cards or hardware.asked_together:
         return [plan.longest_context]
     return [planned(context, ()).longest_context, plan.longest_context]

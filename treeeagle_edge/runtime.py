@@ -1,4 +1,4 @@
-"""Puts a run together: device, plan, target, head, engine, tokenizer. Nothing is loaded before the plan fits."""
+"""Sets up a run: device, plan, target, head, engine, tokenizer. Nothing is loaded unless the plan fits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from treeeagle_edge.kernels.trial_cases import ModelShape
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
 from treeeagle_edge.paths import cache_dir
 from treeeagle_edge.plan import MemoryPlan
-from treeeagle_edge.planned_models import Progress, head_path_of, load_models, plan_and_fetch
+from treeeagle_edge.planned_models import head_path_of, load_models, plan_and_fetch
+from treeeagle_edge.progress import Progress, silent
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.run_plan import RunPlan, pick_profile
 from treeeagle_edge.settings import RunSettings
@@ -49,31 +50,30 @@ class Runtime:
     other_devices: tuple[str, ...] = ()  # cards that hold layers beside `device`
 
 
-def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> Runtime:
-    """Plan, check that the plan fits, then load. `progress` gets one line a step.
+def load_runtime(settings: RunSettings, *, progress: Progress = silent) -> Runtime:
+    """Plan, check that the plan fits, then load.
 
     Raises InputError for files that cannot be read, CannotRunError where the plan does not fit, UsageError
     for options that contradict each other.
     """
-    say = progress or (lambda line: None)
     hardware = detect(settings.device)
     profile = pick_profile(settings, hardware)
-    path, plan = plan_and_fetch(settings, profile, hardware, say)
+    path, plan = plan_and_fetch(settings, profile, hardware, progress)
     threads = settings.threads or hardware.cpu.cores
     torch.set_num_threads(threads)
     checkpoint = open_checkpoint(path)
-    say(f"loading {plan.model.name} at {plan.bits} bits")
+    progress(f"loading {plan.model.name} at {plan.bits} bits")
     tokenizer = load_tokenizer(path)  # first: what making it leaves in the heap is used again, or given back
-    # a head named by the profile or the person is fetched; one that merely suits the model is used if it is here
+    # a head that the person or the profile names is fetched; one that only suits the model is used if it is here
     fetch = settings.head is not None or settings.model is None
-    head_path = head_path_of(plan, fetch=fetch, say=say)
+    head_path = head_path_of(plan, fetch=fetch, progress=progress)
     target, head = load_models(plan, checkpoint, threads, head_path)
     give_back_freed()  # before the pool is taken
     if plan.backend.native:
-        # PyTorch's threads wait for their next operation with open eyes, on the cores that the passes need: answers
-        # that are sampled took 1.4 times as long. What is left to PyTorch is small
+        # PyTorch's idle threads would spin on the cores that native passes need: sampled answers took 1.4 times as
+        # long. PyTorch has little to compute here.
         torch.set_num_threads(1)
-    # before what passes cost is measured
+    # must come before the costs of passes are measured, which depend on the kernels
     slower = choose_kernels(
         torch.device(plan.device),
         _kernel_shapes(plan, target, head),
@@ -125,7 +125,7 @@ def _build_engine(
 
 
 def _kernel_shapes(plan: RunPlan, target: TargetModel, head: DraftHead | None) -> list[ModelShape]:
-    """What both models ask of the kernels, where they are on PyTorch's path."""
+    """Shapes of the models that run on PyTorch's kernels: the shapes that GPU kernels are tried in."""
     shapes = [target_shape(target.config, target.kv_dtype, plan.widths.layers)]
     if head is not None:
         shapes.append(head_shape(head.config, head.store.keys.dtype, plan.widths.head))
@@ -133,7 +133,7 @@ def _kernel_shapes(plan: RunPlan, target: TargetModel, head: DraftHead | None) -
 
 
 def _costs_path(plan: RunPlan, hardware: Hardware, threads: int) -> Path:
-    """One table a machine, model, head, width and kind of kernels."""
+    """Where the costs of passes are kept: one file for each machine, model, head, width and kind of kernels."""
     what = (
         hardware.label,
         threads,

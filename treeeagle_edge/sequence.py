@@ -13,12 +13,14 @@ from treeeagle_edge.small_tensors import Int64Writer
 
 
 class LiveSequence:
-    """Tokens whose KV is in the pool, in reading order.
+    """Tokens whose keys and values are in the pool, in reading order.
 
-    Slots under way (a tree's, a throwaway) are borrowed until committed. `close` gives everything back
-    whatever happened before, so an interrupt anywhere loses no slot. Invariant while drafting: the rows of
-    `pending`, then those of `lent`, are the features of the tokens before head_tokens, head_tokens + 1, ..., len(self),
-    the last of which is the root that is not committed yet.
+    Slots that are not settled yet (a tree's, or a throwaway) are borrowed until `commit`. `close` gives everything
+    back, whatever happened before, so an interrupt loses no slot.
+
+    A head row is made from the feature of the token before it. So there is one waiting feature for each of the tokens
+    head_tokens, head_tokens + 1, ..., len(self), the last of which is the root, not committed yet: first those in
+    `pending`, then those in `lent`.
     """
 
     def __init__(
@@ -44,11 +46,11 @@ class LiveSequence:
         self.cached_tokens = len(self.slots)
         self.tokens: list[int] = list(prompt[: self.cached_tokens])
         self.borrowed: list[int] = []
-        self.announced: list[int] = []  # borrowed slots that the table has behind the committed ones
-        self.pending: list[Tensor] = []  # [rows, taps * Ht] each: no head rows yet
-        self.lent: FeatureRows | None = (
-            None  # the newest such features, which the target's next pass overwrites
-        )
+        self.announced: list[int] = []  # borrowed slots that stand in the table, behind the committed ones
+        # [rows, taps * Ht] each: features whose head rows are not written yet
+        self.pending: list[Tensor] = []
+        # the newest such features, still where the target's pass left them: its next pass overwrites them
+        self.lent: FeatureRows | None = None
         self.slot_table = torch.zeros(capacity, dtype=torch.int64, device=device) if table is None else table
         self._table_writer = Int64Writer(self.slot_table)
         self.slot_table[: len(self.slots)] = torch.tensor(self.slots, dtype=torch.int64, device=device)
@@ -62,7 +64,7 @@ class LiveSequence:
         return sum(len(features) for features in self.pending) + (len(self.lent) if self.lent else 0)
 
     def keep_lent(self) -> None:
-        """Copy the features that the next pass would overwrite."""
+        """Copy the lent features, before the next pass overwrites them."""
         if self.lent is not None:
             self.pending.append(self.lent.tensor())
             self.lent = None
@@ -102,7 +104,7 @@ class LiveSequence:
             self.lent = features
 
     def settle(self, tokens: Sequence[int], slots: Sequence[int]) -> None:
-        """What `commit` does beside the table and the features: a round on the device has seen to those."""
+        """Commit without touching table and features, for a round on the device, which has seen to both itself."""
         self.tokens.extend(tokens)
         self.slots.extend(slots)
         self.announced = []

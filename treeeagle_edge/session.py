@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
 
 from treeeagle_edge.answer import Answer, Speculation
 from treeeagle_edge.errors import InputError
@@ -14,28 +13,10 @@ from treeeagle_edge.prompt import Prompt, TextCodec, Turn, build_messages, build
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.stream import StopFilter, TextStream
+from treeeagle_edge.token_engine import TokenEngine
 
 ANSWER_ROOM = 256  # tokens kept free for an answer, where no other length was asked for
 SLACK_SHARE = 4  # one part in four of the context is freed when old turns have to go
-
-
-class TokenEngine(Protocol):
-    """What a session asks of the engine: ids in, rounds out."""
-
-    @property
-    def context(self) -> int:
-        """Longest prompt and answer together, in tokens."""
-
-    def generate(
-        self,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        speculate: bool = True,
-        reuse_prefix: bool = True,
-        tree: TreeShape | None = None,
-    ) -> Iterator[Round]:
-        """Rounds until the answer ends; closing the iterator keeps the cache consistent."""
 
 
 @dataclass
@@ -88,8 +69,9 @@ class _Draft:
 
 
 class Session:
-    """Holds the messages of one conversation and asks the engine. Undo, retry and clear only edit `turns`: the engine
-    finds the longest prefix it still has by itself.
+    """Holds the messages of one conversation and asks the engine for answers.
+
+    Undo, retry and clear only edit `turns`: the engine finds out by itself how much of a prompt it still has cached.
     """
 
     def __init__(
@@ -121,8 +103,8 @@ class Session:
         return build_messages(self.system, self.turns)
 
     def prompt(self, text: str, params: SamplingParams) -> Prompt:
-        """What would be sent for `text` now. Old turns are left out where they and room for an answer exceed the
-        context. Raises InputError where the message alone does not fit.
+        """What would be sent for `text` now. Where the context has no room for all turns and an answer, the oldest are
+        left out. Raises InputError where the message alone does not fit.
         """
         return self._fit(Turn(text), params)[0]
 
@@ -149,8 +131,7 @@ class Session:
         draft = _Draft(
             TextStream(self.codec.decode), StopFilter(self.stops), min(params.max_tokens or limit, limit)
         )
-        # Any: an engine promises an iterator, and it is a generator, which can be closed
-        rounds: Any = self.engine.generate(prompt.ids, params, speculate=speculate, tree=tree)
+        rounds = self.engine.generate(prompt.ids, params, speculate=speculate, tree=tree)
         try:
             with closing(rounds):
                 for step in rounds:
@@ -185,8 +166,10 @@ class Session:
         self.context_used = 0
 
     def _fit(self, turn: Turn, params: SamplingParams) -> tuple[Prompt, int]:
-        """The prompt, and how many of the oldest turns it leaves out. Frees a quarter of the context at least, so that
-        the conversation is not read again at every turn from then on.
+        """The prompt, and how many of the oldest turns it leaves out.
+
+        Where turns have to go, at least a quarter of the context is freed: else every later turn would drop one more,
+        and the whole conversation would be read again each time.
         """
         context, forgotten = self.engine.context, self.forgotten
         room = min(params.max_tokens or ANSWER_ROOM, ANSWER_ROOM, context // SLACK_SHARE)
@@ -219,7 +202,7 @@ class Session:
     ) -> Answer:
         first = draft.first_token_at or time.perf_counter()
         used = any(step.kind == "tree" for step in draft.rounds)
-        enabled = speculate and (used or bool(getattr(self.engine, "has_head", False)))
+        enabled = speculate and (used or self.engine.has_head)
         speculation = Speculation.of(draft.rounds, enabled=enabled)
         self.totals += speculation
         self.total_tokens += len(draft.ids)

@@ -1,7 +1,7 @@
-"""Chooses each round's tree from a short list of shapes, where one shape is one captured piece of work.
+"""Chooses each round's tree from a short list of shapes, for rounds on the device: each shape is captured work.
 
-The rule is `growth.AdaptiveGrowth`'s, (expected tokens) / (expected seconds), over whole shapes. A round with the
-largest tree shows what every smaller one would have held, so one round in a few dozen drafts it.
+The shape with the most expected tokens by expected seconds is taken. A round with the largest tree also shows what
+every smaller one would have held, so one round in a few dozen drafts it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from treeeagle_edge.acceptance import Acceptance
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.tree import DraftTree
 
-_LIST = (
+_LIST = (  # depth, branching, nodes; the bounds of the person, or of the profile, come after them
     (2, 2, 4),
     (3, 3, 8),
     (4, 4, 16),
     (5, 4, 24),
-)  # depth, branching, nodes; the person's bounds are the last
+)
 _LEARN = 0.1  # weight of the newest round
 _PROBE = 4  # rounds in a row with the largest tree
 _SHORT_WAIT, _LONG_WAIT = 32, 512  # rounds between probes; doubles while plain decoding stays the fastest
@@ -36,7 +36,7 @@ def shapes_within(bounds: TreeShape) -> tuple[TreeShape, ...]:
 
 
 class ShapeChoice:
-    """One a loaded model: what it has learnt serves the next answer too."""
+    """What one loaded model has taught about its shapes. It lasts from answer to answer."""
 
     def __init__(self, bounds: TreeShape) -> None:
         self.shapes = shapes_within(bounds)
@@ -50,14 +50,14 @@ class ShapeChoice:
         self._wait = _SHORT_WAIT
 
     def choose(self) -> TreeShape | None:
-        """The shape of the next round; None decodes plainly. What was never timed comes first."""
+        """The shape of the next round; None decodes plainly. Shapes that were never timed come first."""
         untimed = [shape for shape in (*reversed(self.shapes), None) if shape not in self._seconds]
         if untimed:
             return untimed[0]
         return self._largest if self._rounds <= 0 else self._best()
 
     def time(self, shape: TreeShape | None, seconds: float) -> None:
-        """A round of `shape` took so long, its clock running from drafting to the last token."""
+        """Note how long a round of `shape` took, from drafting to its last token."""
         known = self._seconds.get(shape)
         if known is None or self._gain is None:  # before the first answer the fastest counts
             self._seconds[shape] = seconds if known is None else min(seconds, known)
@@ -65,7 +65,7 @@ class ShapeChoice:
             self._seconds[shape] += _LEARN * (seconds - known)
 
     def learn(self, shape: TreeShape | None, round_: Round) -> None:
-        """What a round of `shape` says about the head."""
+        """Learn from a round of `shape` what the head's drafts are worth."""
         self._rounds -= 1
         if shape is not None and round_.tree is not None:
             self._acceptance.observe(round_.tree, round_.walked)
@@ -85,7 +85,7 @@ class ShapeChoice:
             self._gain = gain if self._gain is None else self._gain + _LEARN * (gain - self._gain)
 
     def _share(self, shape: TreeShape) -> float:
-        """What `shape` gains by what the largest tree would."""
+        """The gain of `shape` as a share of the largest tree's."""
         whole = self._gains[self._largest]
         return self._gains[shape] / whole if whole > 0.0 else 0.0
 

@@ -1,6 +1,6 @@
 """Small tensors made from Python lists, and rows taken out of large ones: what every round does between its passes.
 
-After a pass the caches hold weights, and each operation of PyTorch then costs tens of microseconds on the CPU; NumPy
+A pass fills the CPU's caches with weights. Right after it, each operation of PyTorch costs tens of microseconds; NumPy
 does the same in a third of that.
 """
 

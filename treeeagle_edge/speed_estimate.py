@@ -1,4 +1,4 @@
-"""What speed to expect, by arithmetic: bytes a step over memory bandwidth, and what a tree costs and gives."""
+"""The speed to expect, by arithmetic: bytes that a step reads over memory bandwidth; what a tree costs and brings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token ids become text while they arrive: never half a character, never a part of a stop string."""
+"""Turns token ids into text while they arrive, without showing half a character or a part of a stop string."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ REPLACEMENT = "\ufffd"  # what a tokenizer decodes an unfinished UTF-8 sequence 
 
 
 class TextStream:
-    """Incremental decoding: the pieces joined equal the decoding of all ids at once.
+    """Incremental decoding: the pieces, joined, equal the decoding of all ids at once.
 
-    Only a window is decoded at each step. It starts at an *anchor*: the ids between the last two points where the
-    text was complete. The anchor is decoded along, since some tokenizers treat the first token of a text apart.
+    Each step decodes only a window: the newest ids, and before them an *anchor*, the ids between the last two points
+    where the text was complete. The anchor is needed because some tokenizers decode the first token of a text
+    differently.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:

@@ -1,7 +1,7 @@
-"""Where a target's layers lie: all on one device, or runs of consecutive ones on several cards.
+"""Where a target's layers lie: all on one device, or runs of consecutive layers on several cards.
 
-The first device is the home of all that the rest of a round reads: embedding, final norm, lm_head, logits and features,
-and the draft head beside them. So only the stream leaves it, and comes back, once a pass, whatever a round drafts.
+The first device is home to everything else that a round reads: embedding, final norm, lm_head, logits, features and the
+draft head. So a pass sends only the residual stream from card to card, and home again at its end.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def moved_view(view: AttentionView | BatchView, device: torch.device) -> AttentionView | BatchView:
-    """`view` with its slots on `device`; a tree's mask, which is made from its parents, is made there anew."""
+    """`view` with its slots on `device`. The mask of a tree is made anew there, from the tree's parents."""
     if (view.first if isinstance(view, BatchView) else view.rows).device == device:
         return view
     if isinstance(view, BatchView):
@@ -54,5 +54,5 @@ def moved_view(view: AttentionView | BatchView, device: torch.device) -> Attenti
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a card the current one, on which Triton launches, wherever the tensors lie."""
+    """Makes a card the current one: Triton launches there, wherever the tensors lie."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,4 +1,4 @@
-"""Matrix products with weights as bitsandbytes stored them: the same codes and scales, nothing quantised again."""
+"""Matrix products with weights that bitsandbytes stored: their codes and scales are used as they are."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def stored_linear(
 ) -> Linear:
     """One product with `matrices` [out, in] stacked along their output channels, each with its bias [out] or None.
 
-    Matrices become one where this is exact: codes of one kind whose blocks end where a matrix ends, or rows of int8.
-    Floats, and what does not go together, are multiplied part by part; floats at the compute dtype.
+    Matrices are joined where no rounding changes by it: rows of int8, floats, and 4-bit codes of one kind whose
+    blocks end where a matrix ends. Others are multiplied part by part. Floats are held in the compute dtype.
     """
     joined = _joined(matrices)
     if joined is not None:

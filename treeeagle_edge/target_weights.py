@@ -1,4 +1,4 @@
-"""The weights of a target as a pass wants them: Q, K, V in one matrix, gate and up in another, at the chosen width."""
+"""The weights of a target as its passes use them: Q, K and V joined in one matrix, gate and up in another."""
 
 from __future__ import annotations
 
@@ -74,10 +74,12 @@ def load_weights(
 ) -> TargetWeights:
     """Read, convert and place the tensors of `checkpoint` one by one, so that little more than the result is held.
 
-    `places`: the device of each layer, None for `device`, where everything else goes. `lm_head_bits`: as
-    `choose_widths` takes it. Matrices that come quantised keep their codes and scales; what such a checkpoint left as
-    floats stays at 16 bits in the layers. Raises InputError for a tensor that is missing or has another shape than the
-    config asks, naming it, UsageError where a width is not the one that they are stored at.
+    `places`: the device of each layer; None puts all on `device`, where everything else goes. `lm_head_bits`: as
+    `choose_widths` takes it. Matrices that come quantised keep their codes and scales, and what such a checkpoint
+    left as floats stays at 16 bits.
+
+    Raises InputError, naming the tensor, where one is missing or has another shape than the config asks for; UsageError
+    for a width other than the one that quantised weights are stored at.
     """
     check_width(checkpoint.config.stored, bits)
     reader = TensorReader(checkpoint, progress)

@@ -46,7 +46,7 @@ class DraftTree:
         return tuple(table)
 
     def child(self, row: int, token: int) -> int | None:
-        """The child of `row` that carries `token`. A walk asks a few times: making `children` would take longer."""
+        """The child of `row` that carries `token`. A walk asks for few, so this is faster than making `children`."""
         for at in range(row + 1, len(self.tokens)):
             if self.parents[at] == row and self.tokens[at] == token:
                 return at

@@ -24,13 +24,18 @@ class Widths:
 def choose_widths(
     bits: int, device: str, *, native: bool, head: int | None = None, lm_head: int | None = None
 ) -> Widths:
-    """The widths of a run whose layers have `bits`; head and lm_head: what was asked for, None for the usual.
+    """The widths of a run whose layers have `bits`. head, lm_head: the width asked for, None for the usual one.
 
-    Floats keep their width everywhere. Beside quantised layers the draft head keeps 16 bits, and so does lm_head on
-    CUDA; on the CPU it has 8, a quarter of a small model's bytes, where int8 is read twice as fast as bf16 and costs
-    next to nothing, while 4 bits would show in every token. Native kernels hold lm_head at 8 bits, and the draft head,
-    which no text depends on, at 4: a draft takes a quarter less time then, and rounds settle 2 % fewer tokens. Raises
-    UsageError for a wish that cannot be met; it does not ask whether `bits` is a width.
+    The usual widths, and why:
+
+    - Native kernels: 8 bits for lm_head, 4 for the draft head. No text depends on the draft head; at 4 bits a draft
+      takes a quarter less time, and rounds settle 2 % fewer tokens.
+    - PyTorch with layers of 16 or 32 bits: the same width everywhere.
+    - PyTorch with layers of 4 or 8 bits: 16 for the draft head, and for lm_head on CUDA. On the CPU lm_head has 8: it
+      is a quarter of a small model's bytes, and int8 is read twice as fast as bf16 at next to no loss. 4 bits would
+      show in every token.
+
+    Raises UsageError for a width that cannot be had. Whether `bits` itself is a width is not checked here.
     """
     if native:
         return Widths(
@@ -58,7 +63,7 @@ def _native(part: str, option: str, asked: int | None, held: tuple[int, ...]) ->
 
 
 def check_choice(name: str, value: int | None, allowed: tuple[int, ...]) -> None:
-    """Raise UsageError where `value` was given and is none of `allowed`. `name`: of the option."""
+    """Raise UsageError where `value` was given and is none of `allowed`. `name` is the option's."""
     if value is not None and value not in allowed:
         words = f"{', '.join(map(str, allowed[:-1]))} or {allowed[-1]}"
         raise UsageError(f"{name} is {value}, which is not a width we run", f"use {words}")

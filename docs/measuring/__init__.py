@@ -1,1 +1,1 @@
-"""What the measuring scripts in this folder's parent share. Not part of the package."""
+"""What the scripts in docs/ share. Not a part of the package."""

@@ -1,10 +1,10 @@
-"""A model of acceptance by nodes, and what it makes of measured costs: the speed-up of trees of every size.
+"""A model of how acceptance grows with nodes; with measured costs, it gives the speed-up of trees of every size.
 
-The head's first candidate at a node is the target's token with chance `first`; where the candidates before it are
-wrong, each further one is right with chance `LATER` x `first`. A node is walked with the product of the chances along
-its path, a tree is the likeliest nodes, and it settles one token more than the sum of their chances (Sequoia, arXiv
-2402.12374, grows trees by such chances too). One number is left, `first`; it is chosen so that the likeliest tree of 16
-nodes settles a given number of tokens a round.
+At each node, the head's first candidate is the target's token with probability `first`. Where it and those before are
+wrong, the next candidate is right with probability `LATER` x `first`. A node is accepted with the product of the
+probabilities along its path. A tree consists of the likeliest nodes, and gives one token more than the sum of their
+probabilities (Sequoia, arXiv 2402.12374, grows trees by such probabilities too). The only free number is `first`: it is
+chosen so that the tree of the 16 likeliest nodes gives a wanted number of tokens a round.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cache
 
 from treeeagle_edge.costs import CostModel
 
-LATER = 0.4  # of the demo's head, 20 nodes a tree, built-in prompts: 52 % first, 23 % the next three together
+LATER = 0.4  # from the demo's head with 20 nodes on the built-in prompts: 52 % first, 23 % the next three together
 BRANCHING = 4  # candidates of a node
 DEEPEST = 8  # levels
 REFERENCE_NODES = 16
@@ -23,7 +23,7 @@ REFERENCE_NODES = 16
 
 @cache
 def tree_nodes(first: float, depth: int, most: int) -> tuple[tuple[float, int], ...]:
-    """(chance, depth) of the `most` likeliest nodes within `depth` levels, the likeliest first."""
+    """(probability, depth) of the `most` likeliest nodes within `depth` levels, the likeliest first."""
     later = LATER * first
     ranks = [first, *((1 - first) * (1 - later) ** rank * later for rank in range(BRANCHING - 1))]
     frontier = [(-chance, 1) for chance in ranks]
@@ -39,12 +39,12 @@ def tree_nodes(first: float, depth: int, most: int) -> tuple[tuple[float, int], 
 
 
 def tokens(first: float, nodes: int, depth: int = DEEPEST) -> float:
-    """Tokens that the likeliest tree of `nodes` nodes settles a round; 1 without nodes."""
+    """Tokens that a round gives with the likeliest tree of `nodes` nodes; 1 without nodes."""
     return 1 + sum(chance for chance, _ in tree_nodes(first, depth, nodes))
 
 
 def first_for(wanted: float) -> float:
-    """The chance of the first candidate with which the reference tree settles `wanted` tokens (1 to 8) a round."""
+    """The `first` with which the tree of 16 nodes gives `wanted` tokens (1 to 8) a round."""
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2
@@ -69,7 +69,7 @@ def best_tree(costs: CostModel, first: float, nodes: int) -> Choice:
     for limit in range(1, DEEPEST + 1):
         chosen = tree_nodes(first, limit, nodes)
         if len(chosen) < nodes:
-            continue  # so few levels do not hold as many
+            continue  # so few levels cannot hold so many nodes
         depth = max(level for _, level in chosen)
         rounds = (costs.draft(depth) + costs.verify(nodes + 1)) / costs.verify(1)
         settled = 1 + sum(chance for chance, _ in chosen)
@@ -78,8 +78,9 @@ def best_tree(costs: CostModel, first: float, nodes: int) -> Choice:
 
 
 def least_acceptance(costs: CostModel, budgets: tuple[int, ...]) -> float | None:
-    """Tokens a round, of the reference tree, from which on some tree of `budgets` beats plain decoding; None where none
-    does with less than 8.
+    """How many tokens a round the tree of 16 nodes must give for some tree of `budgets` to beat plain decoding.
+
+    None where 8 are not enough.
     """
     low, high = 1.0, float(DEEPEST)
     for _ in range(24):

@@ -1,4 +1,4 @@
-"""Single passes of a target and its head behind a prefix: timed one at a time, or scored text by text."""
+"""Single passes of a target and its head after a prefix: times of passes, and scores of texts."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def heap_tree(rows: int, vocab: int) -> DraftTree:
 
 
 class PassTimer:
-    """Passes as the engine makes them, behind a prefix that stays as it is. The engine's own caches are not touched."""
+    """Times passes as the engine makes them, always after the same prefix. The engine's own caches are not used."""
 
     def __init__(self, target: TargetModel, head: DraftHead | None, prefix: Sequence[int]) -> None:
-        """`prefix`: token ids that are read before every measured pass."""
+        """prefix: token ids whose keys and values every measured pass reads."""
         slots = len(prefix) + MOST_ROWS + 2
         self._passes = Passes(target, head, slots=slots, fixed_rows=None)
         self._vocab = target.config.vocab_size
@@ -47,8 +47,9 @@ class PassTimer:
         self._sampler = Sampler(SamplingParams(), prefix, self._vocab, target.device)
 
     def verify(self, rows: int, calls: int = 5) -> float:
-        """Seconds of a target pass over a tree of `rows` rows and the greedy walk through it: the median of `calls`,
-        after one that is not counted.
+        """Seconds of a target pass over a tree of `rows` rows, with the greedy walk through it.
+
+        The median of `calls` calls, after one that does not count.
         """
         tree = heap_tree(rows, self._vocab)
         slots = self._sequence.borrow(rows)
@@ -62,7 +63,7 @@ class PassTimer:
         return seconds
 
     def draft(self, levels: int, branching: int, settled: int = 1, calls: int = 5) -> float:
-        """Seconds to draft `levels` levels below `settled` fresh true features."""
+        """Seconds to draft `levels` levels after `settled` new features of the target."""
         sequence = self._sequence
         kept, head_tokens = sequence.pending, sequence.head_tokens
         sequence.announce(sequence.borrow(1))
@@ -102,5 +103,5 @@ def log_probs(target: TargetModel, ids: Sequence[int], start: int) -> Tensor:
         view = AttentionView(rows[:first], at, causal)
         scored = slice(min(max(start - first, 0), len(at)), len(at))
         output = target.forward(tokens[at], at, at, view, store, (), scored)
-        found.append(output.logits.log_softmax(-1))  # a new tensor: the next pass may overwrite the logits
+        found.append(output.logits.log_softmax(-1))  # a copy, since the next pass may overwrite the logits
     return torch.cat(found)

@@ -1,4 +1,4 @@
-"""Models of given shapes with random weights, made on the spot: what a pass costs does not depend on their values."""
+"""Models of given shapes with random weights: the time of a pass does not depend on their values."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class RandomCheckpoint:
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
 
     def names(self) -> frozenset[str]:
-        """Those that the shapes ask for."""
+        """Names of all tensors that the shapes ask for."""
         return frozenset(expected_shapes(self.config))
 
     def tensor(self, name: str) -> Tensor:
-        """Norms are ones, biases zeros; matrices are asked for as blocks."""
+        """A norm of ones or a bias of zeros. Matrices are read with `raw`."""
         return (torch.zeros if name.endswith("bias") else torch.ones)(expected_shapes(self.config)[name])
 
     def raw(self, name: str) -> tuple[str, np.ndarray] | None:
@@ -91,5 +91,5 @@ def random_head(target: ModelConfig, draft_vocab: int) -> HeadCheckpoint:
 
 
 def smaller(config: ModelConfig, layers: int | None, vocab: int | None) -> ModelConfig:
-    """The same widths with fewer layers and tokens, for a trial; None keeps a number."""
+    """The same widths with fewer layers or tokens, for a trial. None leaves a number as it is."""
     return replace(config, num_layers=layers or config.num_layers, vocab_size=vocab or config.vocab_size)

@@ -1,4 +1,4 @@
-"""What the scripts have in common: options, loading, prompts as ids, the foot of a report, errors as sentences."""
+"""What all scripts share: options, loading, prompts as ids, reports, and errors as sentences."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def require_head(runtime: Runtime) -> None:
 
 
 def forget_costs() -> None:
-    """Drop what earlier starts measured, so that no table from a busy moment sizes the trees of this run."""
+    """Delete measured costs of earlier starts: measured at a busy moment, they would give this run wrong trees."""
     for table in (cache_dir() / "costs").glob("*.json"):
         table.unlink(missing_ok=True)
 
@@ -107,7 +107,7 @@ def as_ids(runtime: Runtime, prompts: Sequence[BenchPrompt]) -> list[PromptIds]:
 
 
 def long_prompt(runtime: Runtime, prompts: Sequence[BenchPrompt], tokens: int) -> tuple[int, ...]:
-    """Exactly `tokens` ids of the prompts' text, said over and over."""
+    """Exactly `tokens` ids: the prompts' text, repeated as often as needed."""
     text = "\n\n".join(item.turns[0] for item in prompts)
     ids = runtime.tokenizer.encode(text)
     return tuple((ids * (tokens // len(ids) + 1))[:tokens])
@@ -119,7 +119,7 @@ def say(text: str) -> None:
 
 
 class Report:
-    """Markdown on stdout while it is made, and everything as one JSON document in the end."""
+    """Prints Markdown as soon as a part is known, and writes everything as one JSON document at the end."""
 
     def __init__(self, name: str, chosen: argparse.Namespace) -> None:
         settings = {
@@ -148,7 +148,7 @@ class Report:
             self.document[title] = data
 
     def verdict(self, what: str, value: float, goal: float, *, at_least: bool = True, unit: str = "") -> None:
-        """One claim: its value beside its bar."""
+        """One claim: its value, and the goal that it is compared with."""
         met = value >= goal if at_least else value <= goal
         self.missed += not met
         bar = f"{'at least' if at_least else 'at most'} {goal:g}{unit}"
@@ -156,7 +156,7 @@ class Report:
         self.document["results"].append({"what": what, "value": value, "bar": bar, "met": met})
 
     def close(self) -> None:
-        """The machine's load, and the JSON."""
+        """Print the machine's load, and write the JSON."""
         loads = [self._load_before, os.getloadavg()[0]]
         print(f"\nload average before and after: {loads[0]:.1f}, {loads[1]:.1f} on {os.cpu_count()} cores")
         self.document["load_average"] = loads
@@ -165,7 +165,7 @@ class Report:
 
 
 def run(main: Callable[[], int]) -> int:
-    """The exit code; a foreseen error is a sentence and a hint on stderr."""
+    """Run `main` and return its exit code. Errors of this program become a sentence and a hint on stderr."""
     try:
         return main()
     except TreeEagleError as error:

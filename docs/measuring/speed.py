@@ -13,8 +13,8 @@ from measuring.runs import PromptIds, Report, long_prompt, say
 from measuring.timing import Decoded, Spread, decode, in_turn, ratio
 from treeeagle_edge.answer import Answer
 from treeeagle_edge.bench.prompts import BenchPrompt
-from treeeagle_edge.bench.report import aligned_table
 from treeeagle_edge.engine import Engine
+from treeeagle_edge.markdown_table import aligned_table
 from treeeagle_edge.runtime import Runtime
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.session import Session
@@ -26,7 +26,7 @@ T = TypeVar("T")
 def verify_part(
     report: Report, runtimes: Mapping[int, Runtime], chosen: argparse.Namespace, text: Sequence[BenchPrompt]
 ) -> None:
-    """(a) What a verify pass of some rows costs, as a multiple of one row's."""
+    """What a verify pass of some rows costs, as a multiple of a pass of one row."""
     first = next(iter(runtimes.values()))
     prefix = long_prompt(first, text, chosen.prefix)
     timers = {
@@ -60,7 +60,7 @@ def decode_part(
     chosen: argparse.Namespace,
     prompts: Sequence[PromptIds],
 ) -> None:
-    """(b), (c) Plain and tree decoding, ours and llama.cpp's, over the same prompts in one run."""
+    """Plain and tree decoding, and llama.cpp's decoding, of the same prompts in one run."""
     params = SamplingParams(max_tokens=chosen.tokens)
     arms: dict[str, Callable[[Sequence[int]], Decoded]] = {}
     for bits, runtime in runtimes.items():
@@ -106,7 +106,7 @@ def prefill_part(
     chosen: argparse.Namespace,
     text: Sequence[BenchPrompt],
 ) -> None:
-    """(d) Reading a long prompt, ours and llama.cpp's."""
+    """Reading a long prompt, here and in llama.cpp."""
     ids = long_prompt(next(iter(runtimes.values())), text, chosen.prefill)
     params = SamplingParams(max_tokens=1)
     arms: dict[str, Callable[[], float]] = {}
@@ -132,7 +132,7 @@ def prefill_part(
 def second_turn_part(
     report: Report, runtimes: Mapping[int, Runtime], chosen: argparse.Namespace, text: Sequence[BenchPrompt]
 ) -> None:
-    """(e) Time to first token of a chat's second turn: with what the first left in the cache, and from nothing."""
+    """Time to first token of a chat's second turn: with the first turn in the KV cache, and with an empty cache."""
     rows = []
     data = {}
     for bits, runtime in runtimes.items():

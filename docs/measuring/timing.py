@@ -1,4 +1,4 @@
-"""Arms in turn, answers with their times, and medians of ratios."""
+"""Runs arms in turn, times answers, and computes medians of ratios."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from treeeagle_edge.engine import Engine
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 
-REST_S = 0.03  # before an arm: threads of the one before it that still spin give their cores back meanwhile
+REST_S = 0.03  # pause before an arm, in which threads of the arm before stop spinning and free their cores
 T = TypeVar("T")
 
 
@@ -33,20 +33,20 @@ class Spread:
         return cls(median(values), low, high)
 
     def text(self, digits: int = 2, unit: str = "") -> str:
-        """For a cell of a table."""
+        """The text for a cell of a table."""
         low, high = f"{self.low:.{digits}f}", f"{self.high:.{digits}f}"
         return f"{self.median:.{digits}f}{unit} ({low}-{high})"
 
 
 def turned(names: Sequence[str], turn: int) -> tuple[str, ...]:
-    """`names` begun at another one every turn, and read backwards every other time, so that neighbours change too."""
+    """`names` in another order every turn: rotated, and backwards every other turn, so that neighbours change too."""
     start = turn % len(names)
     order = (*names[start:], *names[:start])
     return order if turn // len(names) % 2 == 0 else order[::-1]
 
 
 def in_turn(arms: Mapping[str, Callable[[], T]], turn: int) -> dict[str, T]:
-    """What every arm gives, run one right after the other in the order of this turn."""
+    """The results of all arms, run one right after the other in the order of this turn."""
     found: dict[str, T] = {}
     for name in turned(tuple(arms), turn):
         time.sleep(REST_S)
@@ -77,11 +77,6 @@ class Decoded:
     def tokens_per_round(self) -> float:
         """Sum of (accepted + 1) by verify passes."""
         return sum(item.accepted + 1 for item in self.rounds) / len(self.rounds)
-
-    @property
-    def nodes_per_round(self) -> float:
-        """Drafted nodes by verify passes."""
-        return sum(item.drafted for item in self.rounds) / len(self.rounds)
 
 
 def decode(

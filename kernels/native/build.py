@@ -40,9 +40,10 @@ AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx51
 
 @dataclass(frozen=True)
 class Family:
-    """Machines that can run the same instruction sets: how they and the sources call themselves.
+    """Machines that can run the same instruction sets.
 
-    `flags` has the files that only this family compiles, with what each adds to the flags of all.
+    machines: what `platform.machine()` says on them. macro: what the sources test for. flags: the files that only this
+    family compiles, with the flags that each of them needs beside the common ones.
     """
 
     machines: tuple[str, ...]
@@ -69,7 +70,7 @@ class NoCompilerError(RuntimeError):
 
 
 class BuildError(RuntimeError):
-    """The compiler was there and failed: what was run, what it said, and the line of it that says most."""
+    """The compiler was there and failed. The message holds command and output, `reason` the most telling line."""
 
     def __init__(self, command: Command, output: str) -> None:
         super().__init__(f"{' '.join(command)}\n{output}")
@@ -114,7 +115,7 @@ def compile_commands(
 
 
 def build(output: Path, *, sanitize: bool = False, werror: bool = False) -> Path:
-    """Write the shared object to `output`, put there whole or not at all; a program that runs keeps its copy.
+    """Write the shared object to `output`, whole or not at all. A program that has the old one loaded keeps it.
 
     Raises NoCompilerError, BuildError, or OSError where the folder cannot be written.
     """

@@ -36,9 +36,9 @@ class HeadOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadRequest:
-    """What passes of one kind give, and where it will lie.
+    """What passes of one kind give, and the arrays that it goes to.
 
-    Any later pass overwrites `hidden`, one with the same request the rest too.
+    Any later pass overwrites `hidden`; the other arrays are overwritten by the next pass with the same request.
     """
 
     wanted: HeadWanted

@@ -1,7 +1,7 @@
-"""Finds the native library; builds it once a machine, where a C++ compiler is there.
+"""Finds the native library, and builds it where it is missing and there is a C++ compiler.
 
-The sources are part of the package. What they are compiled to lies in the cache, under a digest of sources,
-flags and platform: an update of the package builds anew, and two installations share one build.
+The sources are part of the package. The library lies in the cache, under a digest of sources, flags and platform: an
+update of the package is built anew, and two installations share one build.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def library_path() -> Path:
 
 @functools.cache
 def problem() -> Problem | None:
-    """None where the library is there and loads, building it if need be; else why not; never raises."""
+    """Why there is no library to use; None where it loads. Builds it first where it is missing. Never raises."""
     return _problem_of_files() or _problem_of_loading()
 
 

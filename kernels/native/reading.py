@@ -18,14 +18,16 @@ from treeeagle_edge.kernels.native.structs import KV, Pass
 
 @dataclass(frozen=True)
 class View:
-    """What rows read: `prefix` [T], then of `tree` [R] what `parents` or `visible` grants (neither: a causal chunk)."""
+    """What rows read: `prefix` [T], then the part of `tree` [R] that `parents` or `visible` grants.
+
+    With neither, the rows are a causal chunk: each reads those before it, and itself.
+    """
 
     prefix: np.ndarray[Any, Any]  # int64
     tree: np.ndarray[Any, Any]  # int64
     visible: np.ndarray[Any, Any] | None = None  # bool or uint8 [M, R]: row m reads tree[r]
-    parents: np.ndarray[Any, Any] | None = (
-        None  # int32 [R], -1 for none: the last M of `tree` read their ancestors
-    )
+    # int32 [R], indices into `tree`, -1 for none: the last M of `tree` are the rows, and read their ancestors
+    parents: np.ndarray[Any, Any] | None = None
 
     def pass_of(
         self,

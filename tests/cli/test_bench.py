@@ -10,10 +10,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from bench_fakes import GB, FakeClock, FakeEngine, FakeWatch, fake_runtime
+from bench_fakes import FakeClock, FakeEngine, FakeWatch, fake_runtime
 
 from treeeagle_edge.bench import run as bench_module
 from treeeagle_edge.cli.app import main
+from treeeagle_edge.units import GB
 
 
 @pytest.fixture
@@ -136,7 +137,7 @@ def test_several_formats_follow_each_other(
 def test_a_difference_is_shown_and_only_strict_makes_it_an_error(
     engine: FakeEngine, questions: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """expectations row 28: where the arms differ, the place and the tie margin are reported."""
+    """Expectations row 28: where the arms differ, the place and the tie margin are reported."""
     engine.slip = 5
     arguments = ("--prompts", str(questions), "--max-tokens", "9", "--repetitions", "1")
     assert run(*arguments) == 0

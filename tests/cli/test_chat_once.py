@@ -319,9 +319,8 @@ def test_advice_needs_evidence():
     assert "seldom right (1.2 tokens/round)" in (speculation_advice(seldom) or "")
     assert speculation_advice(replace(seldom, settled=40)) is None
     assert speculation_advice(replace(seldom, tree_rounds=15)) is None
-    dear = replace(
-        seldom, settled=44, rounds=24, plain_rounds=4, plain_s=0.016
-    )  # 40 tokens in 0.21 s, or in 0.16 s
+    # 40 tokens in 0.21 s, or in 0.16 s
+    dear = replace(seldom, settled=44, rounds=24, plain_rounds=4, plain_s=0.016)
     assert "does not pay here" in (speculation_advice(dear) or "")
     assert any(
         "draft failures 2 (rounds decoded plainly" in line

@@ -7,15 +7,10 @@ import signal
 
 import pytest
 from chat_fakes import ScriptEngine, script
-from chat_typed import Typed, chatting, prompt_text
+from chat_typed import Typed, prompt_text
 
 from treeeagle_edge.cli.line_input import read_message
 from treeeagle_edge.history import Autosave, last_session_path, load_session
-
-
-@pytest.fixture
-def repl(capsys):
-    return chatting(capsys)
 
 
 def test_what_the_engine_finds_out_while_it_answers_is_told_once(repl):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from chat_fakes import ScriptEngine, script
-from chat_typed import chatting, prompt_text
+from chat_typed import prompt_text
 
 from treeeagle_edge.answer import Speculation
 from treeeagle_edge.cli.line_input import complete_slash
@@ -19,11 +19,6 @@ from treeeagle_edge.cli.stats import totals_lines
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.history import last_session_path, load_session
 from treeeagle_edge.rounds import TreeShape
-
-
-@pytest.fixture
-def repl(capsys):
-    return chatting(capsys)
 
 
 @pytest.mark.parametrize(

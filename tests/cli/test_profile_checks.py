@@ -6,7 +6,7 @@ import json
 from collections import namedtuple
 
 import pytest
-from profile_fakes import BARE, CPU, GB, RAM, describing, run, with_card
+from profile_fakes import BARE, CPU, RAM, describing, run, with_card
 
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.hardware import Hardware
@@ -14,6 +14,7 @@ from treeeagle_edge.hardware_nvidia import Gpu
 from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.profiling import checks as profile_checks
 from treeeagle_edge.profiling import report as profile_report
+from treeeagle_edge.units import GB
 
 
 @pytest.fixture

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hub_model import CONFIG
 from hub_stand_in import CHUNK
-from pull_cases import GB, HEAD, MODEL, WEIGHTS, pull_hub, run, snapshot
+from pull_cases import HEAD, MODEL, WEIGHTS, run, snapshot
 
 from treeeagle_edge import pull
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.hardware_cpu import Cpu, Ram
 from treeeagle_edge.hardware_nvidia import Gpu
 from treeeagle_edge.models import BUNDLED_HEADS
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with pull_hub(tmp_path, monkeypatch) as hub:
-        yield hub
+from treeeagle_edge.units import GB
 
 
 @pytest.fixture

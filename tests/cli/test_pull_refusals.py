@@ -10,15 +10,10 @@ from pathlib import Path
 import pytest
 from hub_model import CONFIG
 from hub_stand_in import CHUNK, TOKEN
-from pull_cases import GB, MODEL, WEIGHTS, pull_hub, run, snapshot
+from pull_cases import MODEL, WEIGHTS, run, snapshot
 
 from treeeagle_edge.hub import cache as hub_cache
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with pull_hub(tmp_path, monkeypatch) as hub:
-        yield hub
+from treeeagle_edge.units import GB
 
 
 @pytest.mark.parametrize("method", ["awq", "gptq"])

@@ -14,9 +14,9 @@ from treeeagle_edge import runtime as runtime_module
 from treeeagle_edge.cli.app import main
 from treeeagle_edge.hardware import Hardware, detect
 from treeeagle_edge.hardware_nvidia import Gpu
-from treeeagle_edge.plan import GB
 from treeeagle_edge.runtime import load_runtime
 from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.units import GB
 
 PLACES = ("cpu", "cpu:0")
 OPTIONS = ["--kernels", "torch", "--bits", "32", "--context", "256", "--threads", "1", "--temperature", "0"]

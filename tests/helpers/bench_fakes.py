@@ -10,9 +10,8 @@ from treeeagle_edge.plan import MemoryPlan, PlanLine
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.tree import DraftTree
+from treeeagle_edge.units import GB
 from treeeagle_edge.widths import Widths
-
-GB = 10**9
 
 
 class FakeClock:

@@ -13,6 +13,7 @@ from hub_stand_in import CHUNK, Hub, running_hub, use_hub
 from treeeagle_edge.hub.cache import CacheFolder
 from treeeagle_edge.hub.fetch import fetch_repository
 from treeeagle_edge.hub.repository import look_up
+from treeeagle_edge.progress import silent
 
 NAME = "org/name"
 CONFIG = {
@@ -38,7 +39,7 @@ def hub_with_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def fetched(said: list[str] | None = None) -> Path:
-    return fetch_repository(NAME, "model", None if said is None else said.append)
+    return fetch_repository(NAME, "model", silent if said is None else said.append)
 
 
 def place(what: str = "partial") -> Path:

@@ -47,9 +47,8 @@ class Hub:
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)  # files are refused without TOKEN
     status: int | None = None  # answers everything with this status
-    breaks: dict[str, list[int]] = field(
-        default_factory=dict
-    )  # file -> bytes after which its next answers end
+    # file -> bytes after which its next answers end
+    breaks: dict[str, list[int]] = field(default_factory=dict)
     stalls: bool = False  # an answer that breaks hangs instead, as a line that went dead does
     altered: set[str] = field(default_factory=set)  # files whose content arrives changed
     ignores_ranges: bool = False

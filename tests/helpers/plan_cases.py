@@ -6,10 +6,10 @@ from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.hardware_cpu import Cpu, Ram
 from treeeagle_edge.hardware_nvidia import Gpu
 from treeeagle_edge.known_models import KNOWN_MODELS
-from treeeagle_edge.plan import GB
 from treeeagle_edge.run_plan import pick_profile, plan_run
 from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.units import GB
 from treeeagle_edge.widths import Widths, choose_widths
 
 LLAMA = KNOWN_MODELS["meta-llama/Llama-3.1-8B-Instruct"]

@@ -15,8 +15,8 @@ from treeeagle_edge.hardware_nvidia import Gpu
 from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.profiling import checks as profile_checks
 from treeeagle_edge.profiling import report as profile_report
+from treeeagle_edge.units import GB
 
-GB = 10**9
 CPU = Cpu("Ryzen 7 5800X", 8, 16, ("avx2", "fma"))
 RAM = Ram(32 * GB, 28 * GB, limited=False)
 BARE = Hardware("cpu", "cpu: no NVIDIA driver answered", CPU, RAM)

@@ -13,7 +13,6 @@ from hub_stand_in import CHUNK, Hub, running_hub, use_hub
 
 from treeeagle_edge.cli.app import main
 
-GB = 10**9
 WEIGHTS = random.Random(11).randbytes(40 * CHUNK)
 MODEL = {"config.json": CONFIG, "tokenizer.json": "{}", "model.safetensors": WEIGHTS}
 HEAD = {"config.json": {"draft_vocab_size": 8}, "pytorch_model.bin": WEIGHTS[: 9 * CHUNK]}

@@ -15,9 +15,9 @@ from treeeagle_edge.growth import FixedGrowth
 from treeeagle_edge.head import Head
 from treeeagle_edge.head_checkpoint import HeadCheckpoint
 from treeeagle_edge.head_config import HeadConfig
+from treeeagle_edge.limits import MAX_EXPANSIONS
 from treeeagle_edge.model_config import ModelConfig, RopeConfig
 from treeeagle_edge.pass_rows import FeatureRows, PassRows
-from treeeagle_edge.passes import MAX_EXPANSIONS
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.target import Target, load_target
 from treeeagle_edge.tensor_shapes import expected_shapes

@@ -140,7 +140,7 @@ def test_long_prompts_are_attended_in_blocks_of_rows(monkeypatch: pytest.MonkeyP
     query, keys, values = tensors(50)
     view = tree_view(100, 50, scattered=True)
     whole = reference.attention(query, keys, values, view)
-    monkeypatch.setattr(reference, "MAX_SCORES", 7 * HEADS * 150)
+    monkeypatch.setattr(reference, "ATTENTION_SCORES", 7 * HEADS * 150)
     calls: list[int] = []
     attend = reference._attend
 

@@ -67,7 +67,7 @@ def test_ids_of_the_evaluation_prompts(ours: Tokenizer, theirs: Any, shared_data
 
 
 def test_rendered_prompts_equal_transformers(ours: Tokenizer, theirs: Any) -> None:
-    """expectations row 33: the tokenizer's own chat template, exactly, the default system prompt included."""
+    """Expectations row 33: the tokenizer's own chat template, exactly, the default system prompt included."""
     user = {"role": "user", "content": "Why is the sky blue? <&>  \n"}
     answer = {"role": "assistant", "content": "Because of scattering."}
     system = {"role": "system", "content": "Be brief."}
@@ -81,7 +81,7 @@ def test_rendered_prompts_equal_transformers(ours: Tokenizer, theirs: Any) -> No
 
 
 def test_stop_ids(ours: Tokenizer) -> None:
-    """expectations row 16: answers of the demo model end at <|im_end|>, its turn token."""
+    """Expectations row 16: answers of the demo model end at <|im_end|>, its turn token."""
     assert ours.stop_ids == {2} and ours.decode([2], skip_special=False) == "<|im_end|>"
 
 

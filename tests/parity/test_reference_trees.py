@@ -16,7 +16,7 @@ from treeeagle_edge.checkpoint.opening import open_checkpoint
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.head import Head
 from treeeagle_edge.head_checkpoint import open_head
-from treeeagle_edge.passes import MAX_EXPANSIONS
+from treeeagle_edge.limits import MAX_EXPANSIONS
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.target import Target, load_target

@@ -8,8 +8,8 @@ from tiny_models import VOCAB, tiny_target
 
 from treeeagle_edge.kernels.view import BatchView
 from treeeagle_edge.kv_store import KVStore
-from treeeagle_edge.training.dialogues import ANSWER_TOKENS, Say, Script, Wish, retold, self_written
-from treeeagle_edge.training.generate import Stage
+from treeeagle_edge.training.dialogues import ANSWER_TOKENS, DialogueToken, Script, Wish, retold, self_written
+from treeeagle_edge.training.generate import DialogueWriter
 from treeeagle_edge.training.pieces import ChatPieces
 from treeeagle_edge.training.starters import Starter
 
@@ -18,12 +18,12 @@ PIECES = ChatPieces(opening=(30, 31), reply=(STOP, 32, 33), again=(STOP, 34, 31)
 STARTERS = (Starter(ids=(20, 21), weight=1.0, follow_up=1.0, tokens=6),)
 
 
-def played(script: Script, choose) -> list[Say]:
-    said, say = [], next(script)
+def played(script: Script, choose) -> list[DialogueToken]:
+    said, current = [], next(script)
     while True:
-        said.append(say)
+        said.append(current)
         try:
-            say = script.send(None if say.wish is None else choose(len(said), say.wish))
+            current = script.send(None if current.wish is None else choose(len(said), current.wish))
         except StopIteration:
             return said
 
@@ -96,11 +96,11 @@ def test_a_long_answer_without_circles_reaches_its_limit() -> None:
 def test_a_dialogue_is_what_the_target_says_alone() -> None:
     """Greedy, features and all, whatever is written beside it."""
     target = tiny_target(context=64)
-    stage = Stage(target, (1, 3), dialogues=3, length=24)
+    writer = DialogueWriter(target, (1, 3), dialogues=3, length=24)
     prompts = ([3, 4, 5], [6], [7, 8])
     scripts = [retold(PIECES, [(ids, [])], regenerate=Wish(0.0)) for ids in prompts]
     rngs = [np.random.default_rng(i) for i in range(3)]
-    for ids, dialogue in zip(prompts, stage.play(scripts, rngs, PIECES.stop_ids), strict=True):
+    for ids, dialogue in zip(prompts, writer.write(scripts, rngs, PIECES.stop_ids), strict=True):
         tokens = dialogue.tokens.long()
         begin = len(PIECES.opening) + len(ids) + len(PIECES.reply)
         assert tokens[:begin].tolist() == [*PIECES.opening, *ids, *PIECES.reply]
@@ -132,10 +132,10 @@ def test_sampled_tokens_depend_on_their_own_seed_only() -> None:
     target = tiny_target(context=64)
 
     def once(seeds: list[int]) -> list[list[int]]:
-        stage = Stage(target, (1,), dialogues=len(seeds), length=20)
+        writer = DialogueWriter(target, (1,), dialogues=len(seeds), length=20)
         scripts = [retold(PIECES, [([3], [])], regenerate=Wish(1.0)) for _ in seeds]
         rngs = [np.random.default_rng(seed) for seed in seeds]
-        return [dialogue.tokens.tolist() for dialogue in stage.play(scripts, rngs, PIECES.stop_ids)]
+        return [dialogue.tokens.tolist() for dialogue in writer.write(scripts, rngs, PIECES.stop_ids)]
 
     one, two, three = once([1, 2, 3])
     assert once([3, 1]) == [three, one]

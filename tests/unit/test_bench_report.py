@@ -9,17 +9,20 @@ from pathlib import Path
 from statistics import stdev
 
 import pytest
-from bench_fakes import GB, FakeClock, FakeEngine, FakeTokenizer, FakeWatch, fake_runtime
+from bench_fakes import FakeClock, FakeEngine, FakeTokenizer, FakeWatch, fake_runtime
 
 from treeeagle_edge.bench.arms import Bench
 from treeeagle_edge.bench.compare import read_document, with_comparison
+from treeeagle_edge.bench.document import build_document, divergence_note, parity_text
 from treeeagle_edge.bench.memory import MemoryUse, memory_document
 from treeeagle_edge.bench.prompts import BenchPrompt
-from treeeagle_edge.bench.report import aligned_table, build_document, divergence_note, parity_text, render
+from treeeagle_edge.bench.report import render
 from treeeagle_edge.bench.samples import BenchRun, Divergence, Limits, Sample
 from treeeagle_edge.bench.stats import bench_row, scenario_rows
 from treeeagle_edge.errors import InputError
+from treeeagle_edge.markdown_table import aligned_table
 from treeeagle_edge.sampling_params import SamplingParams
+from treeeagle_edge.units import GB
 
 SETTINGS = {
     "model": "m",
@@ -217,7 +220,7 @@ def test_a_scenario_with_a_bar_in_its_name_does_not_break_the_table():
 
 
 def test_notes_say_what_the_table_cannot():
-    """expectations row 32: acceptance is shown, and a speculation that does not pay says so."""
+    """Expectations row 32: acceptance is shown, and a speculation that does not pay says so."""
     slow = run_of(sample("plain", 0, 101, 0.5), tree(0, 101, 1.0, draft_failures=2))
     notes = document_of(slow)["notes"]
     assert any("slower than plain" in item for item in notes)

@@ -38,9 +38,8 @@ def blocks_of(shape: tuple[int, ...], quant: Quant, seed: int) -> np.ndarray:
     """Random bytes of `quant`, as [rows, bytes per row]; every 16-bit float in them is finite and small."""
     block, size = GGML_QUANT_SIZES[quant]
     data = np.random.default_rng(seed).integers(0, 256, (shape[0], shape[1] // block, size), dtype=np.uint8)
-    data[..., :4] &= (
-        0x3B  # the sign stays, the exponent cannot reach infinity: scales lie at a block's beginning ...
-    )
+    # the sign stays, the exponent cannot reach infinity: scales lie at a block's beginning ...
+    data[..., :4] &= 0x3B
     data[..., -2:] &= 0x3B  # ... or, in the K types, at its end
     if quant is Quant.Q2_K:
         data[..., -4:] &= 0x3B

@@ -104,7 +104,7 @@ def test_gguf_minicpm_scales_new_and_old(tmp_path: Path) -> None:
     "arch", ["mamba", "jamba", "rwkv7", "qwen3next", "qwen3moe", "t5", "minicpm3", "gemma3"]
 )
 def test_gguf_architectures_are_refused_by_name(tmp_path: Path, arch: str) -> None:
-    """expectations row 41: hybrid and recurrent targets are refused by name, in GGUF files too."""
+    """Expectations row 41: hybrid and recurrent targets are refused by name, in GGUF files too."""
     with pytest.raises(InputError, match=arch):
         read_config(write_gguf(tmp_path / "a.gguf", arch))
 

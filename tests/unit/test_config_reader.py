@@ -237,7 +237,7 @@ def test_block_sparse_minicpm_is_capped_where_it_is_dense() -> None:
     ],
 )
 def test_other_architectures_are_refused_by_name(architecture: str, reason: str) -> None:
-    """expectations row 41: a recurrent target, which cannot rewind, is refused by name; so are others."""
+    """Expectations row 41: a recurrent target, which cannot rewind, is refused by name; so are others."""
     said = refusal(architectures=[architecture])
     assert architecture in said and reason in said
 
@@ -249,7 +249,7 @@ def test_a_head_given_as_the_model_is_called_a_head() -> None:
 
 @pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors"])
 def test_quantised_repositories_are_refused_by_method(method: str) -> None:
-    """expectations row 37: an existing quantization_config is detected and refused with advice."""
+    """Expectations row 37: an existing quantization_config is detected and refused with advice."""
     with pytest.raises(InputError, match=method) as caught:
         config_of(quantization_config={"quant_method": method})
     assert "unquantised repository" in str(caught.value.hint)

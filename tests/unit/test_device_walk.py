@@ -72,9 +72,8 @@ def logits_of(seed: int, *, pull: float = 3.0) -> Tensor:
 def assert_same_walks(params: SamplingParams, seeds: range) -> int:
     """Several walks one after another, so that penalties see what was taken before. Returns the nodes walked."""
     device = DeviceSampler(VOCAB, CPU)
-    device.load(
-        replace(params, repetition_penalty=2.0), [1, 2]
-    )  # what an answer before leaves must not matter
+    # what an answer before leaves must not matter
+    device.load(replace(params, repetition_penalty=2.0), [1, 2])
     device.load(params, PROMPT)
     host = Sampler(params, PROMPT, VOCAB, CPU)
     walked = 0

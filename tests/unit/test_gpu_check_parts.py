@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from treeeagle_edge.cuda_graphs import CudaCapture
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.gpu_check import kernels as gpu_check_kernels
 from treeeagle_edge.gpu_check import memory as gpu_check_memory
@@ -30,9 +31,8 @@ from treeeagle_edge.known_models import KNOWN_MODELS
 from treeeagle_edge.target import Target
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
-TEST = replace(
-    SIZES["test"], bits=32
-)  # 32 bits: nothing here is about a width, and bitsandbytes is slow to import
+# 32 bits: nothing here is about a width, and bitsandbytes is slow to import
+TEST = replace(SIZES["test"], bits=32)
 
 
 @pytest.fixture(scope="module")
@@ -105,74 +105,46 @@ def test_calls_are_timed_in_turn_and_stop_when_time_is_over() -> None:
     assert interleaved(arms, CPU, 50, time.perf_counter() - 1)["b"].samples == 3
 
 
-class FakeCuda:
-    """The part of torch.cuda that captures and times, in words."""
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked of CUDA to capture and to time, in words."""
+    log: list[str] = []
 
-    def __init__(self) -> None:
-        self.log: list[str] = []
+    def capture(call: Callable[[], None]) -> Callable[[], None]:
+        log.append("capture")
+        call()
+        return lambda: log.append("replay")
 
-    def current_stream(self, device: torch.device) -> Any:
-        return SimpleNamespace(wait_stream=lambda other: self.log.append("wait for the side stream"))
-
-    def Stream(self, device: torch.device) -> Any:
-        return SimpleNamespace(wait_stream=lambda other: self.log.append("side stream waits"))
-
-    def CUDAGraph(self) -> Any:
-        return SimpleNamespace(replay=lambda: self.log.append("replay"))
-
-    def Event(self, *, enable_timing: bool) -> Any:
+    def event(*, enable_timing: bool) -> Any:
         assert enable_timing
         return SimpleNamespace(
-            record=lambda: self.log.append("record"), synchronize=lambda: None, elapsed_time=lambda end: 2.0
+            record=lambda: log.append("record"), synchronize=lambda: None, elapsed_time=lambda end: 2.0
         )
 
-    def stream(self, stream: Any) -> Any:
-        return self._block("aside")
-
-    def graph(self, graph: Any) -> Any:
-        return self._block("capture")
-
-    def synchronize(self, device: torch.device) -> None:
-        self.log.append("synchronize")
-
-    def _block(self, name: str) -> Any:
-        class Block:
-            def __enter__(block) -> None:  # noqa: N805
-                self.log.append(name)
-
-            def __exit__(block, *_: object) -> None:  # noqa: N805
-                self.log.append(f"{name} ends")
-
-        return Block()
+    monkeypatch.setattr(
+        gpu_check_timing, "CudaCapture", lambda device: capture if device == CUDA else CudaCapture(device)
+    )
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append("synchronize"))
+    return log
 
 
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    fake = FakeCuda()
-    for name in ("current_stream", "Stream", "CUDAGraph", "Event", "stream", "graph", "synchronize"):
-        assert hasattr(torch.cuda, name)
-        monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
-    return fake
+def test_a_graph_follows_itself_when_it_is_timed(cuda: list[str]) -> None:
+    arm = replace(as_graph(lambda: cuda.append("call"), CUDA), per=3)
+    assert cuda == ["capture", "call"] and arm.how == GRAPH
+    cuda.clear()
+    timed = interleaved({"it": arm}, CUDA, 1, 0.0)["it"]
+    assert cuda == ["replay", "synchronize", "replay", "record", "replay", "record"]
+    assert timed.us == pytest.approx(2000 / 3) and timed.how == GRAPH
 
 
-def test_a_graph_is_captured_after_the_call_ran_aside(cuda: FakeCuda) -> None:
-    arm = as_graph(lambda: cuda.log.append("call"), CUDA, per=3)
-    aside = ["side stream waits", "aside", "call", "call", "aside ends", "wait for the side stream"]
-    assert cuda.log == [*aside, "synchronize", "capture", "call", "capture ends"]
-    assert (arm.per, arm.how) == (3, GRAPH)
-    cuda.log.clear()
-    timing = interleaved({"it": arm}, CUDA, 1, 0.0)["it"]
-    assert cuda.log == ["replay", "synchronize", "replay", "record", "replay", "record"]
-    assert timing.us == pytest.approx(2000 / 3) and timing.how == GRAPH
-
-
-def test_what_cannot_be_captured_is_timed_as_it_is_with_the_reason(cuda: FakeCuda) -> None:
+def test_what_cannot_be_captured_is_timed_as_it_is_with_the_reason(cuda: list[str]) -> None:
     def waits() -> None:
-        if cuda.log[-1] == "capture":
+        if cuda[-1] == "capture":
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    arm, reason = fastest_arm(waits, CUDA, per=2)
-    assert (arm.call, arm.per, arm.how) == (waits, 2, "eager")
+    arm, reason = fastest_arm(waits, CUDA)
+    assert (arm.call, arm.per, arm.how) == (waits, 1, "eager")
     assert reason == "not captured: operation not permitted when stream is capturing"
     with pytest.raises(CannotRunError, match="need a CUDA device"):
         as_graph(waits, CPU)

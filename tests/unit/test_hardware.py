@@ -16,7 +16,6 @@ from hardware_fakes import (
     RTX_4090,
     FakeNvml,
     FakeTorch,
-    faking,
 )
 
 from treeeagle_edge.errors import CannotRunError, UsageError
@@ -25,11 +24,6 @@ from treeeagle_edge.hardware_nvidia import Gpu
 from treeeagle_edge.run_plan import pick_profile, plan_run
 from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
-
-
-@pytest.fixture
-def machine(monkeypatch):
-    return faking(monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,11 @@ from hardware_fakes import (
     RTX_4080,
     FakeNvml,
     FakeTorch,
-    faking,
 )
 
 from treeeagle_edge import hardware
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.hardware import detect
-
-
-@pytest.fixture
-def machine(monkeypatch):
-    return faking(monkeypatch)
 
 
 def test_native_windows_is_pointed_to_wsl2(monkeypatch):

@@ -92,6 +92,7 @@ def test_absolute_d2t_is_accepted_with_a_notice(tmp_path: Path) -> None:
 
 
 def test_an_embedding_equal_to_the_targets_is_shared(tmp_path: Path) -> None:
+    """Expectations row 30: another one is kept, and one that looks random is reported."""
     target = tiny_target()
     copy = target.embed(torch.arange(VOCAB)).clone()
     shared = open_head(

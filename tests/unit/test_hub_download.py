@@ -9,7 +9,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-from hub_model import DEAD, NAME, WEIGHTS, fetched, hub_with_model, place, ranges
+from hub_model import DEAD, NAME, WEIGHTS, fetched, place, ranges
 from hub_stand_in import CHUNK
 
 from treeeagle_edge.errors import CannotRunError, InputError
@@ -19,12 +19,6 @@ from treeeagle_edge.hub.cache import missing_bytes
 from treeeagle_edge.hub.download import download
 from treeeagle_edge.hub.fetch import cached_repository
 from treeeagle_edge.hub.repository import files_of, look_up
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with hub_with_model(tmp_path, monkeypatch) as hub:
-        yield hub
 
 
 def test_what_is_needed_comes_and_nothing_else(hub):

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-from hub_model import NAME, fetched, hub_with_model, place
+from hub_model import NAME, fetched, place
 
 from treeeagle_edge.hub import progress as hub_progress
 from treeeagle_edge.hub.download import download
 from treeeagle_edge.hub.repository import files_of, look_up
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with hub_with_model(tmp_path, monkeypatch) as hub:
-        yield hub
 
 
 def test_progress_is_few_lines_in_a_file_and_many_where_they_replace_each_other(hub, tmp_path, monkeypatch):

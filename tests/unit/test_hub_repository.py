@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from hub_model import CONFIG, NAME, WEIGHTS, fetched, hub_with_model
+from hub_model import CONFIG, NAME, WEIGHTS, fetched
 from hub_stand_in import TOKEN, checksum
 
 from treeeagle_edge.errors import CannotRunError, InputError
@@ -14,12 +13,6 @@ from treeeagle_edge.hub import download as hub_download
 from treeeagle_edge.hub import repository as hub_repository
 from treeeagle_edge.hub.fetch import fetch_repository
 from treeeagle_edge.hub.repository import RemoteFile, Repository, files_of, kind_of, look_up
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with hub_with_model(tmp_path, monkeypatch) as hub:
-        yield hub
 
 
 def test_the_token_goes_to_the_hub_and_never_to_its_storage(hub, monkeypatch):

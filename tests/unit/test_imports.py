@@ -16,7 +16,7 @@ FOLDERS = {PACKAGE: PACKAGE, "kernels": f"{PACKAGE}.kernels", "profiles": f"{PAC
 
 # Lowest first. Names are relative to the package; a new module needs a place here before anything may import it.
 LAYERS: dict[str, tuple[str, ...]] = {
-    "errors": ("", "errors", "paths"),
+    "errors": ("", "errors", "markdown_table", "paths", "progress", "units"),
     "values": (
         "model_config",
         "head_config",
@@ -27,6 +27,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "kv_store",
         "widths",
         "growth_rule",
+        "limits",
+        "token_engine",
     ),
     "kernels": ("kernels", "kernels.*", "profiles"),
     "files": (
@@ -83,7 +85,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "memory_watch",
             "heap",
         ),
-        *("models", "fetch", "hub", "hub.*", "pull"),
+        *("models", "fetch", "hub", "hub.*", "pip_download", "pull"),
     ),
     "runtime": ("planned_models", "runtime"),
     "tools": (
@@ -138,6 +140,7 @@ LIGHT = (
         "fetch",
         "hub",
         "hub.*",
+        "pip_download",
         "pull",
         "cli",
         "cli.*",

@@ -15,9 +15,9 @@ from treeeagle_edge.costs import CostTable
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.growth import FixedGrowth
 from treeeagle_edge.kernels.native.team import Team
+from treeeagle_edge.limits import MAX_EXPANSIONS
 from treeeagle_edge.native_head import NativeHead
 from treeeagle_edge.native_target import load_native_target
-from treeeagle_edge.passes import MAX_EXPANSIONS
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 

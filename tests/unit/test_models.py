@@ -221,9 +221,8 @@ def test_the_bundled_head_is_whole() -> None:
 def test_no_head_where_none_is_wanted_or_known(no_hub: None, tmp_path: Path) -> None:
     assert resolve_head("none", "smollm2-135m") is None
     assert resolve_head(None, str(_checkpoint(tmp_path / "unheard-of"))) is None
-    assert (
-        resolve_head(None, "Qwen/Qwen2-7B-Instruct") is None
-    )  # known, but nobody trained an EAGLE-3 head for it
+    # known, but nobody trained an EAGLE-3 head for it
+    assert resolve_head(None, "Qwen/Qwen2-7B-Instruct") is None
     assert resolve_head(None, "Qwen/Qwen3-8B") is None  # known, not on this machine, and not asked for
 
 

@@ -13,23 +13,20 @@ from treeeagle_edge.hardware_cpu import Cpu, Ram
 from treeeagle_edge.hardware_nvidia import Gpu
 from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.known_models import KNOWN_MODELS
-from treeeagle_edge.plan import GB, MemoryPlan, plan_memory
-from treeeagle_edge.plan_bytes import PREFILL_CHUNK, SCRATCH_ROWS
+from treeeagle_edge.limits import MAX_EXPANSIONS, PREFILL_CHUNK
+from treeeagle_edge.plan import MemoryPlan, plan_memory
 from treeeagle_edge.profile_config import load_profile
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
 from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.units import GB
+
+pytestmark = pytest.mark.usefixtures("native_kernels")
 
 DEMO = KNOWN_MODELS["smollm2-135m"]
 TREE = TreeShape(4, 4, 24)
 needs_native = pytest.mark.skipif(loader.problem() is not None, reason="native kernels need a C++ compiler")
-
-
-@pytest.fixture(autouse=True)
-def _with_native_kernels(monkeypatch):
-    """Plans are made for a machine that has a compiler, wherever the tests run."""
-    monkeypatch.setattr(loader, "problem", lambda: None)
 
 
 def machine(*, card: bool = False) -> Hardware:
@@ -159,11 +156,11 @@ def test_planned_native_demo_model_and_head_are_those_that_are_held(demo_gguf, b
         opened,
         target,
         bits=4,
-        slots=made.slots + SCRATCH_ROWS,
+        slots=made.slots + MAX_EXPANSIONS,
         context=2048,
         max_rows=PREFILL_CHUNK + 1,
         max_scored=64,
-        max_expanded=SCRATCH_ROWS,
+        max_expanded=MAX_EXPANSIONS,
     )
     assert head.nbytes + rotary <= made.line("head").nbytes <= 1.02 * (head.nbytes + rotary)
     alone = plan(bits=bits, head=False).line("KV").nbytes

@@ -11,7 +11,7 @@ from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.hardware_cpu import Cpu, Ram
 from treeeagle_edge.hardware_nvidia import Gpu
 from treeeagle_edge.known_models import KNOWN_MODELS
-from treeeagle_edge.plan import GB, plan_memory
+from treeeagle_edge.plan import plan_memory
 from treeeagle_edge.profile_config import (
     SHIPPED,
     MemoryProfile,
@@ -21,6 +21,7 @@ from treeeagle_edge.profile_config import (
     parse_profile,
 )
 from treeeagle_edge.rounds import TreeShape
+from treeeagle_edge.units import GB
 
 MIB = 1 << 20
 GOOD = """

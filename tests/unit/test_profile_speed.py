@@ -14,8 +14,8 @@ from treeeagle_edge.profiling.speed import TYPICAL_CARDS, Speed, check_speeds, e
 from treeeagle_edge.run_plan import plan_run
 from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.units import GB
 
-GB = 10**9
 BARE = Hardware("cpu", "cpu: no card", Cpu("a processor", 4, 8, ("avx2",)), Ram(16 * GB, 12 * GB, False))
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from treeeagle_edge.cli.app import main
 from treeeagle_edge.known_models import KNOWN_MODELS
-from treeeagle_edge.plan import GB
 from treeeagle_edge.profile_config import load_profile
 from treeeagle_edge.profiling import table as profile_table
 from treeeagle_edge.profiling.table import CARDS, CONTEXTS, MODELS, NONE, WIDTHS, plan_page, planned
+from treeeagle_edge.units import GB
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 

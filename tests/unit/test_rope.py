@@ -31,6 +31,17 @@ def llama_config(parameters: dict[str, Any], max_position: int = 2048) -> LlamaC
     )
 
 
+LONGROPE = (
+    {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "short_factor": list(SHORT),
+        "long_factor": list(LONG),
+        "original_max_position_embeddings": 512,
+    },
+    RopeConfig(kind="longrope", factor=4.0, short_factor=SHORT, long_factor=LONG, original_max_position=512),
+)
 CASES = {
     "linear": (
         {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
@@ -77,31 +88,11 @@ CASES = {
         100,
     ),
     "longrope, short": (
-        {
-            "rope_type": "longrope",
-            "rope_theta": 10_000.0,
-            "factor": 4.0,
-            "short_factor": list(SHORT),
-            "long_factor": list(LONG),
-            "original_max_position_embeddings": 512,
-        },
-        RopeConfig(
-            kind="longrope", factor=4.0, short_factor=SHORT, long_factor=LONG, original_max_position=512
-        ),
+        *LONGROPE,
         512,
     ),
     "longrope, long": (
-        {
-            "rope_type": "longrope",
-            "rope_theta": 10_000.0,
-            "factor": 4.0,
-            "short_factor": list(SHORT),
-            "long_factor": list(LONG),
-            "original_max_position_embeddings": 512,
-        },
-        RopeConfig(
-            kind="longrope", factor=4.0, short_factor=SHORT, long_factor=LONG, original_max_position=512
-        ),
+        *LONGROPE,
         513,
     ),
 }

@@ -8,17 +8,12 @@ import pytest
 from plan_cases import machine, made_run
 
 from treeeagle_edge.errors import CannotRunError, InputError
-from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.profile_config import load_profile
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.run_alternatives import alternatives, require_fit
 from treeeagle_edge.settings import RunSettings
 
-
-@pytest.fixture(autouse=True)
-def _with_native_kernels(monkeypatch):
-    """Plans are made for a machine that has a compiler, wherever the tests run."""
-    monkeypatch.setattr(loader, "problem", lambda: None)
+pytestmark = pytest.mark.usefixtures("native_kernels")
 
 
 def test_need_is_known_and_refused_before_loading():

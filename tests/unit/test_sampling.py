@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -44,15 +43,6 @@ def walk(
     at: int = 0,
 ):
     return Sampler(params, prompt, logits.shape[-1], CPU).walk(tree, logits, at)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Operations on twelve numbers: threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +132,8 @@ def test_penalties_in_a_tree_equal_plain_decoding(temperature: float) -> None:
     params = SamplingParams(
         temperature=temperature, seed=11, repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=0.5
     )
-    table = (
-        torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(5)) * 2
-    )  # next-token logits by last token
+    # next-token logits by last token
+    table = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(5)) * 2
 
     def decode(depth: int) -> list[int]:
         """Complete trees of `depth` levels over a Markov target; depth 0 is plain decoding."""

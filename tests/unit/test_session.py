@@ -113,9 +113,8 @@ def test_old_answers_keep_the_ids_that_were_generated(template, system):
     for number in range(6):
         _, answer = ask(session, f"question {number} about the sky")
         known = [*engine.prompts[-1], *answer.token_ids]
-        assert ByteCodec().encode(answer.text) != list(
-            answer.token_ids[:-1]
-        )  # tokenised again it would differ
+        # tokenised again it would differ
+        assert ByteCodec().encode(answer.text) != list(answer.token_ids[:-1])
         ask(session, "and more")
         assert engine.prompts[-1][: len(known)] == known
         assert ByteCodec().decode(engine.prompts[-1], skip_special=False) == session.codec.render(

@@ -5,18 +5,13 @@ from __future__ import annotations
 import pytest
 from plan_cases import LLAMA, machine, made_run, usual
 
-from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.plan_bytes import (
     step_bytes,
 )
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.speed_estimate import estimate_speed, table_verify_cost
 
-
-@pytest.fixture(autouse=True)
-def _with_native_kernels(monkeypatch):
-    """Plans are made for a machine that has a compiler, wherever the tests run."""
-    monkeypatch.setattr(loader, "problem", lambda: None)
+pytestmark = pytest.mark.usefixtures("native_kernels")
 
 
 def test_the_ceiling_is_bandwidth_over_bytes():

@@ -12,7 +12,6 @@ from plan_cases import machine, made_run
 from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.hardware import Hardware, detect
 from treeeagle_edge.hardware_nvidia import Gpu
-from treeeagle_edge.plan import GB
 from treeeagle_edge.plan_split import divide
 from treeeagle_edge.profiling.checks import check_choices
 from treeeagle_edge.profiling.output import report_json, report_lines
@@ -20,6 +19,7 @@ from treeeagle_edge.profiling.report import ProfileReport, Verdict
 from treeeagle_edge.run_alternatives import alternatives, require_fit
 from treeeagle_edge.run_plan import RunPlan
 from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.units import GB
 
 LLAMA, QWEN = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-14B"
 

@@ -86,9 +86,8 @@ def test_a_tied_embedding_is_held_once(tiny_checkpoint: Path) -> None:
     stored = sum(checkpoint.tensor(name).nbytes for name in checkpoint.names())
     target = load(tiny_checkpoint)
     tables = target.nbytes - stored
-    assert (
-        tables == 2 * (256 + 64) * 8 * 4
-    )  # cosine and sine of 256 positions and a margin, 8 frequencies, fp32
+    # cosine and sine of 256 positions and a margin, 8 frequencies, fp32
+    assert tables == 2 * (256 + 64) * 8 * 4
     sizes = [load(tiny_checkpoint, bits).nbytes for bits in (32, 16, 8, 4)]
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 4
 

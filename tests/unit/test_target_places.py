@@ -164,9 +164,8 @@ def test_no_operation_reads_two_places(monkeypatch: pytest.MonkeyPatch) -> None:
         if here == names[device]:
             return tensor
         moves.append((here, names[device], tensor.numel()))
-        watch.places.pop(
-            tensor.untyped_storage().data_ptr(), None
-        )  # the copy is the one operation that may cross
+        # the copy is the one operation that may cross
+        watch.places.pop(tensor.untyped_storage().data_ptr(), None)
         copy = tensor.clone()
         if here is not None:
             watch.put(tensor, here)

@@ -133,7 +133,7 @@ def test_ids_and_text_equal_transformers(tmp_path: Path, kind: str) -> None:
 def test_rendered_prompts_equal_transformers(
     tmp_path: Path, kind: str, template: str, generate: bool
 ) -> None:
-    """expectations row 33: acceptance falls when the prompt drifts; the tokenizer's own template, exactly."""
+    """Expectations row 33: acceptance falls when the prompt drifts; the tokenizer's own template, exactly."""
     ours = load_tokenizer(save(tmp_path, kind, template))
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert ours.has_chat_template
@@ -192,7 +192,7 @@ def test_a_broken_template(tmp_path: Path) -> None:
 
 
 def test_llama3_stops_at_its_turn_token(tmp_path: Path) -> None:
-    """expectations row 16: Llama 3's end of turn is named in generation_config.json only; answers stop there.
+    """Expectations row 16: Llama 3's end of turn is named in generation_config.json only; answers stop there.
 
     Stop set = generation_config + tokenizer + the template's turn token.
     """

@@ -128,7 +128,7 @@ def test_llama3_takes_whole_words_without_merges(tmp_path: Path, byte_level: dic
 
 
 def test_special_user_defined_and_stop_tokens(tmp_path: Path, byte_level: dict[str, Any]) -> None:
-    """expectations row 16: the file's end ids and the template's turn token all end an answer."""
+    """Expectations row 16: the file's end ids and the template's turn token all end an answer."""
     size = len(byte_level["tokens"]) - 4
     template = "{% for m in messages %}{{ bos_token + m.content }}<|end|>{% endfor %}"
     keys = {**byte_level, "chat_template": template, "eos_token_id": 7, "eot_token_id": 9}

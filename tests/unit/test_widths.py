@@ -9,15 +9,16 @@ from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.hardware_cpu import Cpu, Ram
 from treeeagle_edge.hardware_nvidia import Gpu
-from treeeagle_edge.kernels.native import loader
-from treeeagle_edge.plan import GB
 from treeeagle_edge.profile_config import parse_profile
 from treeeagle_edge.run_alternatives import alternatives
 from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
 from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.speed_estimate import estimate_speed
+from treeeagle_edge.units import GB
 from treeeagle_edge.widths import Widths, choose_widths
+
+pytestmark = pytest.mark.usefixtures("native_kernels")
 
 LLAMA, TIED = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-4B"
 PROFILE = """
@@ -32,12 +33,6 @@ reserve_gb: 0.5
 head_bits: 4
 lm_head_bits: 8
 """
-
-
-@pytest.fixture(autouse=True)
-def _with_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans are made for a machine that has a compiler, wherever the tests run."""
-    monkeypatch.setattr(loader, "problem", lambda: None)
 
 
 def machine(card: float | None = None) -> Hardware:

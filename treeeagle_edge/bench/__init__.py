@@ -1,1 +1,1 @@
-"""`treeeagle bench`: plain and tree decoding measured in turn, and what is shown of it."""
+"""`treeeagle bench`: measures plain and tree decoding on the same prompts, and shows the result."""

@@ -1,12 +1,12 @@
-"""Runs the two arms, plain and tree, in turn on the same prompts, and checks that they say the same."""
+"""Measures the two arms, plain and tree decoding, on the same prompts, and checks that they give the same tokens."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Protocol
 
 from treeeagle_edge.bench.prompts import BenchPrompt
 from treeeagle_edge.bench.samples import (
@@ -23,57 +23,22 @@ from treeeagle_edge.bench.samples import (
 )
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.memory_watch import MemoryWatch
-from treeeagle_edge.prompt import Turn, build_messages
+from treeeagle_edge.progress import Progress, silent
+from treeeagle_edge.prompt import TextCodec, Turn, build_messages
 from treeeagle_edge.rounds import Round
 from treeeagle_edge.sampling_params import SamplingParams
+from treeeagle_edge.token_engine import TokenEngine
 
 WARM_UP_TOKENS = 16
 QUICK_TOKENS = (64, 48, 32, 24, 16)
 QUICK_REPETITIONS = 3
 
 
-class BenchEngine(Protocol):
-    """What the bench needs of the engine."""
-
-    @property
-    def context(self) -> int:
-        """Longest prompt and answer together, in tokens."""
-
-    @property
-    def has_head(self) -> bool:
-        """Whether there is a tree arm."""
-
-    def generate(
-        self,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        speculate: bool = True,
-        reuse_prefix: bool = True,
-    ) -> Iterator[Round]:
-        """The prefill's Round, then one a verify pass."""
-
-    def tie_margin(self, ids: Sequence[int], a: int, b: int) -> float:
-        """|logit(a) - logit(b)| after `ids`."""
-
-
-class BenchTokenizer(Protocol):
-    """What the bench needs of the tokenizer."""
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`, no special tokens added."""
-
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of `ids`."""
-
-    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """`messages` through the model's own chat template."""
-
-
 def size_quick(pace: Pace, prompt_tokens: int, prompts: int, seconds: float) -> Limits:
-    """The longest answers of which two repetitions fit in `seconds`; a third is made where it fits too.
+    """Limits for a quick bench: the longest answers of which two repetitions fit in `seconds`.
 
-    `prompt_tokens` counts all prompts together. Where even the shortest do not fit, one repetition is made.
+    A third repetition is made where it fits too; only one where not even two of the shortest answers fit.
+    prompt_tokens: of all prompts together.
     """
     for tokens in QUICK_TOKENS:
         if 2 * (prompt_tokens * pace.prefill_s + prompts * tokens * pace.decode_s) <= seconds:
@@ -85,12 +50,12 @@ def size_quick(pace: Pace, prompt_tokens: int, prompts: int, seconds: float) -> 
 class Bench:
     """One run over a set of prompts.
 
-    The order of the arms turns round with every prompt and repetition (plain, tree, tree, plain, ...), so
-    that a machine that warms up or slows down does so to both. No prefix is reused between answers.
+    The arms change their order with every prompt and repetition (plain, tree, tree, plain, ...), so that a machine that
+    becomes faster or slower does so for both. No prefix is reused between answers.
     """
 
-    engine: BenchEngine
-    tokenizer: BenchTokenizer
+    engine: TokenEngine
+    tokenizer: TextCodec
     prompts: Sequence[BenchPrompt]
     params: SamplingParams
     speculate: bool = True
@@ -98,12 +63,12 @@ class Bench:
     raw: bool = False
     stops: tuple[str, ...] = ()
     watch: MemoryWatch = field(default_factory=MemoryWatch)
-    progress: Callable[[str], None] = lambda text: None
+    progress: Progress = silent
     clock: Callable[[], float] = time.perf_counter
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """Both arms, or the plain one alone where there is no head or no wish to speculate."""
+        """Both arms; only the plain one where there is no head or speculation is switched off."""
         return (PLAIN, TREE) if self.speculate and self.engine.has_head else (PLAIN,)
 
     def case(self, prompt: BenchPrompt, turn: int = 1, answers: Sequence[str] = ()) -> Case:
@@ -121,7 +86,7 @@ class Bench:
         return Case(prompt.scenario, prompt.name, turn, ids)
 
     def rendered(self, prompt: BenchPrompt, turn: int = 1, answers: Sequence[str] = ()) -> str:
-        """The text that is sent: by the model's chat template, or as it is with `raw`."""
+        """The text of the prompt, through the model's chat template, or without it where `raw`."""
         said = prompt.turns[:turn]
         if self.raw:
             return "".join(text for pair in zip_longest(said, answers, fillvalue="") for text in pair)
@@ -129,7 +94,7 @@ class Bench:
         return self.tokenizer.render(build_messages(self.system, turns), add_generation_prompt=True)
 
     def warm_up(self) -> Pace:
-        """Run each arm twice on the first prompt and time the second: the first fills caches."""
+        """Run each arm twice on the first prompt. Only the second answer is timed, since the first one fills caches."""
         case = self.case(self.prompts[0])
         params = replace(self.params, max_tokens=WARM_UP_TOKENS, stop_ids=frozenset())
         prefill = decode = 0.0
@@ -142,7 +107,7 @@ class Bench:
         return Pace(prefill, decode)
 
     def run(self, limits: Limits) -> BenchRun:
-        """Measure. Ctrl-C ends it early and keeps the complete repetitions, or what the first one has."""
+        """Measure. Ctrl-C ends the run early: complete repetitions are kept, or a part of the first where none is."""
         pairs: list[Pair] = []
         complete, done, interrupted = 0, 0, False
         started = self.clock()
@@ -172,7 +137,7 @@ class Bench:
         )
 
     def _repetition(self, repetition: int, limits: Limits) -> Iterator[Pair]:
-        """Every prompt once, by both arms. A later turn follows the plain arm's answers, for both arms."""
+        """Every prompt once, by both arms. In later turns both arms see the plain arm's earlier answers."""
         params = replace(self.params, max_tokens=limits.max_tokens)
         turn_count = sum(len(prompt.turns) for prompt in self.prompts)
         asked = 0
@@ -189,14 +154,14 @@ class Bench:
                 yield pair
 
     def answer(self, case: Case, params: SamplingParams, arm: str, repetition: int = 0) -> Sample:
-        """One answer of one arm, timed. The clock stands still while the bench itself works."""
+        """One answer of one arm, timed. Only time inside the engine counts, none that the bench takes itself."""
         self.watch.reset()
         waits: list[float] = []
         rounds: list[Round] = []
         ids: list[int] = []
         stopped: int | None = None
-        stream = iter(self.engine.generate(case.ids, params, speculate=arm == TREE, reuse_prefix=False))
-        try:
+        stream = self.engine.generate(case.ids, params, speculate=arm == TREE, reuse_prefix=False)
+        with closing(stream):
             while stopped is None and not (rounds and rounds[-1].finish_reason):
                 began = self.clock()
                 item = next(stream, None)
@@ -207,14 +172,13 @@ class Bench:
                 ids += item.ids
                 self.watch.note()
                 stopped = self._stop_at(ids, len(item.ids))
-        finally:
-            close = getattr(stream, "close", None)
-            if close is not None:
-                close()
         return self._sample(case, arm, repetition, rounds, waits, ids if stopped is None else ids[:stopped])
 
     def _stop_at(self, ids: list[int], fresh: int) -> int | None:
-        """Tokens up to the one that completes a stop string, among the last `fresh`; None without one."""
+        """How many tokens there are up to the end of a stop string, which one of the last `fresh` completes.
+
+        None where no stop string is complete.
+        """
         if not self.stops:
             return None
         for length in range(len(ids) - fresh + 1, len(ids) + 1):
@@ -237,7 +201,8 @@ class Bench:
             repetition=repetition,
             prompt_tokens=len(case.ids),
             ids=tuple(ids),
-            finish_reason=rounds[-1].finish_reason or "stop",  # without one, a stop string ended it
+            finish_reason=rounds[-1].finish_reason
+            or "stop",  # the engine gives none where a stop string ended it
             ttft_s=waits[0],
             decode_s=sum(waits[1:]),
             rounds=len(passes),
@@ -253,7 +218,7 @@ class Bench:
         )
 
     def _divergence(self, pair: Pair) -> Divergence | None:
-        """Where the answers part, with the tie margin where logits alone decide (greedy, no penalty)."""
+        """Where the two answers differ first, with the tie margin where only logits decide (greedy, no penalty)."""
         plain, tree = pair.arm(PLAIN).ids, pair.arm(TREE).ids
         token = first_difference(plain, tree)
         if token is None:

@@ -1,4 +1,4 @@
-"""An earlier result beside the new one: ratios by scenario, and what else changed."""
+"""Compares a result with an earlier one: ratios for each scenario, and settings that differ."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treeeagle_edge.bench.report import SCHEMA, Document
+from treeeagle_edge.bench.document import SCHEMA, Document
 from treeeagle_edge.errors import InputError, reason_of
 
 _HINT = "give a file written by: treeeagle bench -o json > FILE"
@@ -16,7 +16,7 @@ _MUST_MATCH = (
     *("model", "head", "bits", "tree", "max_tokens", "prompts", "turns", "sampling"),
     *("threads", "kernels"),
 )
-_MAY_LACK = ("head_bits", "lm_head_bits")  # held to each other where both documents have them
+_MAY_LACK = ("head_bits", "lm_head_bits")  # older documents lack them: compared only where both have them
 
 
 def read_document(path: Path) -> Document:
@@ -47,7 +47,7 @@ def read_document(path: Path) -> Document:
 
 
 def with_comparison(new: Document, old: Document, name: str) -> Document:
-    """`new` with a key "compare": new / old of each figure that both have, a note if settings differ."""
+    """`new` with a key "compare": new / old for each figure that both have. A note says where settings differ."""
     before = {entry["name"]: entry for entry in (*old["scenarios"], old["summary"])}
     ratios = [
         {"name": entry["name"], **{key: _ratio(entry[key], before[entry["name"]][key]) for key in _KEYS}}

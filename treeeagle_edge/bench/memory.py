@@ -1,4 +1,4 @@
-"""The memory plan beside what was really used, line by line."""
+"""Compares the memory plan, line by line, with the memory that was used."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from treeeagle_edge.plan import MemoryPlan
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """What was measured, in bytes. On CUDA all but `held` is the allocator's, and the program counts 0."""
+    """What was measured, in bytes. On CUDA all but `held` is the allocator's count, and `program` is 0."""
 
-    held: Mapping[str, int]  # tensors that exist: "weights" (embedding and lm_head included), "head", "KV"
+    held: Mapping[str, int]  # sizes of tensors: "weights" (with embedding and lm_head), "head", "KV"
     program: int  # before loading: Python and its libraries
-    loading_peak: int  # the most while loading
+    loading_peak: int  # the highest while loading
     loaded: int  # after loading
-    answering_peak: int  # the most while answering
-    source: str  # where the peaks come from, in words
+    answering_peak: int  # the highest while answering
+    source: str  # how the peaks were measured, in words
 
 
 def memory_document(plan: MemoryPlan, use: MemoryUse) -> dict[str, Any]:
-    """The key "memory" of the JSON: lines with `planned_bytes` and `measured_bytes`, None if not measured.
+    """The value of the key "memory": lines with `planned_bytes` and `measured_bytes`, which is None if not measured.
 
-    The plan's lines for weights and for embedding and lm_head are one here: the target counts them together.
+    The plan has one line for weights and one for embedding and lm_head. Here they are one line, since the target counts
+    them together.
     """
     lines: list[dict[str, Any]] = []
     weights = [line for line in plan.lines if line.name.startswith(("weights", "embedding"))]

@@ -1,19 +1,20 @@
-"""The result of a bench as a picture: speed by scenario, and acceptance by depth."""
+"""Draws the result of a bench: speed in each scenario, and acceptance by depth."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from treeeagle_edge.bench.report import Document
+from treeeagle_edge.bench.document import Document
 from treeeagle_edge.errors import InputError, UsageError, reason_of
 
 _PLAIN_COLOUR, _TREE_COLOUR = "#8c96a3", "#2e7d4f"
 
 
 def check_plot(path: Path) -> None:
-    """Refuse early a picture that could not be written. Raises UsageError or InputError."""
+    """Raise UsageError or InputError where a picture could not be written to `path`, before anything is measured."""
     if path.suffix.lower() not in (".png", ".svg"):
         raise UsageError(
             f"--plot {path.name} is neither PNG nor SVG", "give a name that ends in .png or .svg"
@@ -42,7 +43,7 @@ def draw(document: Document, path: Path) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure as what its name ends in. Raises InputError where the file cannot be written."""
+    """Write a figure in the format of the file's suffix. Raises InputError where it cannot be written."""
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
@@ -77,24 +78,40 @@ def _draw_speed(axes: Any, document: Document) -> None:
 
 
 def _draw_depth(axes: Any, document: Document) -> None:
-    for entry in (*document["scenarios"], document["summary"]):
-        shares = entry["acceptance_by_depth"]
-        overall = entry is document["summary"]
+    overall: dict[str, Any] = {"color": _TREE_COLOUR, "linewidth": 2.5}
+    lines = [
+        (entry["name"], entry["acceptance_by_depth"], {"linewidth": 1}) for entry in document["scenarios"]
+    ]
+    summary = document["summary"]
+    draw_acceptance(
+        axes,
+        [*lines, (summary["name"], summary["acceptance_by_depth"], overall)],
+        share_of="trees",
+        nothing="no tree arm",
+    )
+
+
+def draw_acceptance(
+    axes: Any,
+    lines: Sequence[tuple[str, Sequence[float], Mapping[str, Any]]],
+    *,
+    share_of: str,
+    nothing: str,
+) -> None:
+    """Acceptance by depth: a line for each (label, shares from depth 1, style); lines without shares are left out.
+
+    share_of: what 100 % stands for, as text of the axis. nothing: the text where there is no line at all.
+    """
+    for label, shares, style in lines:
         if shares:
-            style: dict[str, Any] = {"color": _TREE_COLOUR, "linewidth": 2.5} if overall else {"linewidth": 1}
-            axes.plot(
-                range(1, len(shares) + 1),
-                [100 * share for share in shares],
-                marker="o",
-                label=entry["name"],
-                **style,
-            )
+            percents = [100 * share for share in shares]
+            axes.plot(range(1, len(shares) + 1), percents, marker="o", label=label, **style)
     axes.set_ylim(0, 100)
     axes.set_xlabel("depth in the tree")
-    axes.set_ylabel("% of trees whose walk got there")
+    axes.set_ylabel(f"% of {share_of} whose walk got there")
     axes.set_title("acceptance by depth")
     if axes.lines:
         axes.legend(fontsize=8)
         axes.xaxis.get_major_locator().set_params(integer=True)
     else:
-        axes.text(0.5, 50, "no tree arm", ha="center")
+        axes.text(0.5, 50, nothing, ha="center")

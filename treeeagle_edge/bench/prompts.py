@@ -1,4 +1,4 @@
-"""What the bench asks: the built-in prompts by scenario, or one's own in the MT-bench question format."""
+"""The prompts of a bench: the built-in ones, by scenario, or a person's own in the MT-bench question format."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def read_prompts(path: Path, *, turns: str = "first", limit: int | None = None) 
 
 
 def _parse_lines(text: str, path: Path, turns: str) -> Iterator[BenchPrompt]:
-    # Not str.splitlines(): JSON strings may hold U+2028 and its like.
+    # Not str.splitlines(), which also splits at U+2028 and others that JSON strings may hold.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield _parse_line(line, f"{path} line {number}", f"line-{number}", turns)

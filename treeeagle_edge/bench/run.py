@@ -1,4 +1,4 @@
-"""A whole bench: load, warm up, measure both arms, and put the result into one document."""
+"""A whole bench: loads the model, warms up, measures both arms, and puts the result into one document."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from treeeagle_edge.bench.arms import Bench, size_quick
+from treeeagle_edge.bench.document import Document, build_document
 from treeeagle_edge.bench.memory import MemoryUse, memory_document
 from treeeagle_edge.bench.prompts import BenchPrompt
-from treeeagle_edge.bench.report import Document, build_document
 from treeeagle_edge.bench.samples import BenchRun, Limits
 from treeeagle_edge.memory_watch import MemoryWatch
+from treeeagle_edge.progress import Progress, silent
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.settings import RunSettings
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from treeeagle_edge.runtime import Runtime
 
 FULL_TOKENS, FULL_REPETITIONS = 256, 3
-QUICK_SECONDS = 60.0  # loading included
+QUICK_SECONDS = 60.0  # for the whole of a quick bench, loading included
 QUICK_LEAST_SECONDS = 15.0  # for measuring, however long loading took
 
 
@@ -34,12 +35,12 @@ class BenchOptions:
     """What to measure, as the person asked for it."""
 
     settings: RunSettings
-    params: SamplingParams  # without stop ids, which come from the model; max_tokens None: chosen by `quick`
+    params: SamplingParams  # without stop ids, which come from the model; max_tokens None: `quick` decides
     prompts: tuple[BenchPrompt, ...]
     prompts_name: str = "built-in"
     turns: str = "first"  # or "all"
     quick: bool = False
-    repetitions: int | None = None  # None: chosen by `quick`
+    repetitions: int | None = None  # None: `quick` decides
     system: str | None = None
     raw: bool = False
     stops: tuple[str, ...] = ()
@@ -48,13 +49,13 @@ class BenchOptions:
 def run_bench(
     options: BenchOptions,
     *,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Progress = silent,
     show_prompt: Callable[[str], None] | None = None,
 ) -> tuple[Document, BenchRun]:
-    """Load the model, measure, and return the document of `-o json` with the run it was made from.
+    """Load the model and measure. Returns the document of `-o json`, and the run that it was made from.
 
-    `progress` gets short messages; `show_prompt` gets each rendered prompt (first turns) before any runs.
-    Raises the loader's errors, and InputError for a prompt that does not fit the context.
+    show_prompt: gets every rendered prompt (its first turn) before the first one runs. Raises the loader's errors, and
+    InputError for a prompt that does not fit the context.
     """
     started = perf_counter()
     import torch  # noqa: F401  # before the first look at memory: it is the program, not the model
@@ -121,7 +122,7 @@ def _limits(bench: Bench, options: BenchOptions, started: float) -> Limits:
 
 
 def _held(runtime: Runtime) -> dict[str, int]:
-    """Bytes of the tensors that exist, by the names of the plan."""
+    """Bytes of the loaded tensors, under the names that the plan's lines have."""
     engine = runtime.engine
     held = {"weights": engine.target.nbytes, "KV": engine.kv_nbytes}
     return held | ({"head": engine.head.nbytes} if engine.head is not None else {})
@@ -189,5 +190,5 @@ def _settings(options: BenchOptions, runtime: Runtime, run: BenchRun) -> dict[st
 
 
 def _threads() -> int | None:
-    torch = sys.modules.get("torch")  # loaded by the runtime; not worth loading for a number
+    torch = sys.modules.get("torch")  # not imported for this alone, which would take seconds
     return torch.get_num_threads() if torch is not None else None

@@ -1,4 +1,4 @@
-"""What the bench measures: answers of two arms, and where they differ."""
+"""What a bench measures: the answers of both arms, and where they differ."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Sample:
     ttft_s: float  # until the first token
     decode_s: float  # from the first token to the last
     rounds: int  # verify passes; the prefill is not one
-    drafted: int  # nodes
-    accepted: int  # drafted tokens walked, before cutting
-    offered: tuple[int, ...]  # by depth, from 1: rounds whose tree had this level
-    reached: tuple[int, ...]  # by depth, from 1: rounds whose walk got to this level
+    drafted: int  # nodes of all trees
+    accepted: int  # drafted tokens that were accepted, also those that the end of the answer cut off
+    offered: tuple[int, ...]  # by depth, from 1: rounds whose tree had a node of this depth
+    reached: tuple[int, ...]  # by depth, from 1: rounds that accepted a node of this depth
     draft_s: float
     verify_s: float
     sample_s: float
@@ -45,13 +45,13 @@ class Sample:
 
     @property
     def decoded(self) -> int:
-        """Tokens that `decode_s` paid for: all but the first, which the prefill gives."""
+        """Tokens that came in `decode_s`: all but the first, which the prefill gives."""
         return max(len(self.ids) - 1, 0)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One prompt answered by every arm, in the order they ran."""
+    """The answers of every arm to one prompt, in the order in which they ran."""
 
     case: Case
     samples: tuple[Sample, ...]
@@ -63,21 +63,21 @@ class Pair:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first token at which the tree arm says something else than the plain arm."""
+    """The first token in which the two arms' answers differ."""
 
     scenario: str
     prompt: str
     turn: int
     repetition: int
     token: int  # index into the answer, 0 is the first
-    plain_id: int | None  # None: this arm had ended
+    plain_id: int | None  # None: this arm's answer had ended
     tree_id: int | None
-    margin: float | None  # |logit difference| of the two; None where something else than the logits decides
+    margin: float | None  # |logit difference| of the two tokens; None where not only logits decide
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is measured. With `seconds`, no repetition is begun that would not end in that time."""
+    """How much is measured. With `seconds`, no repetition begins that would probably end later than that."""
 
     max_tokens: int
     repetitions: int
@@ -86,26 +86,26 @@ class Limits:
 
 @dataclass(frozen=True)
 class Pace:
-    """What the warm-up saw, in seconds, both arms together."""
+    """Seconds that a token took in the warm-up, both arms together."""
 
-    prefill_s: float  # a prompt token
-    decode_s: float  # an answer token
+    prefill_s: float  # for each token of a prompt
+    decode_s: float  # for each token of an answer
 
 
 @dataclass(frozen=True)
 class BenchRun:
-    """Everything measured; the samples in the order they were taken."""
+    """Everything that was measured, with the samples in the order in which they ran."""
 
     arms: tuple[str, ...]
     limits: Limits
-    repetitions: int  # complete ones
+    repetitions: int  # how many are complete
     samples: tuple[Sample, ...]
     divergences: tuple[Divergence, ...]
     interrupted: bool = False
 
 
 def first_difference(plain: tuple[int, ...], tree: tuple[int, ...]) -> int | None:
-    """Index of the first token that differs, or at which one answer has ended; None for equal answers."""
+    """Index of the first token that differs, or where one answer has ended and the other goes on; None if equal."""
     for index, (a, b) in enumerate(zip_longest(plain, tree)):
         if a != b:
             return index

@@ -1,4 +1,4 @@
-"""From samples to the rows of the bench: one row a scenario, and one over all."""
+"""Sums up samples in the rows of the result: one row for each scenario, and one for all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from treeeagle_edge.bench.samples import PLAIN, TREE, BenchRun, Divergence, Samp
 
 @dataclass(frozen=True)
 class Figure:
-    """A mean over repetitions and its sample standard deviation, None where one repetition was made."""
+    """A mean over repetitions, and its sample standard deviation: None where there was one repetition."""
 
     mean: float
     deviation: float | None = None
@@ -19,19 +19,20 @@ class Figure:
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One line of the result. None stands for what was not measured (no tree arm, or no token to time)."""
+    """One line of the result. None where nothing was measured: there was no tree arm, or no token to time.
+
+    Where there was no tree arm, `tokens` and `ttft_ms` are those of the plain arm.
+    """
 
     name: str
-    tokens: (
-        int  # answer tokens of the tree arm, or of the plain one alone; all prompts and repetitions together
-    )
-    plain_tps: Figure | None  # tokens after the first, by seconds after the first
+    tokens: int  # of the tree arm's answers, all prompts and repetitions together
+    plain_tps: Figure | None  # tokens after the first of each answer, divided by the seconds after the first
     tree_tps: Figure | None
-    speedup: Figure | None  # the ratio of the two means; the deviation is that of the ratios by repetition
-    tokens_per_round: float | None  # sum of (accepted + 1) over verify passes, before cutting, by passes
-    accepted_pct: float | None  # accepted tokens in 100 levels that the trees offered
-    acceptance_by_depth: tuple[float, ...]  # share of the trees whose walk got there; from depth 1
-    ttft_ms: Figure | None  # of the tree arm, or of the plain one alone
+    speedup: Figure | None  # ratio of the two means, and the deviation of the repetitions' ratios
+    tokens_per_round: float | None  # mean of (accepted + 1) over verify passes
+    accepted_pct: float | None  # accepted tokens, as a percentage of the levels of all trees
+    acceptance_by_depth: tuple[float, ...]  # from depth 1: share of the trees with a node accepted there
+    ttft_ms: Figure | None  # of the tree arm
     peak_bytes: int  # most memory in use during any of these answers
     pairs: int
     divergences: tuple[Divergence, ...]
@@ -39,7 +40,7 @@ class BenchRow:
 
 
 def scenario_rows(run: BenchRun) -> tuple[BenchRow, ...]:
-    """One row a scenario, in the order they ran."""
+    """One row for each scenario, in the order in which they ran."""
     names = dict.fromkeys(sample.scenario for sample in run.samples)
     return tuple(
         bench_row(
@@ -54,8 +55,8 @@ def scenario_rows(run: BenchRun) -> tuple[BenchRow, ...]:
 def bench_row(name: str, samples: Sequence[Sample], divergences: Sequence[Divergence]) -> BenchRow:
     """Sum up the samples of one scenario, or of all.
 
-    A repetition's speed is pooled: its tokens after the first, by its seconds after the first; a long answer
-    weighs more than a short one. Mean and deviation are over repetitions.
+    A repetition's speed pools its answers: all their tokens after the first, divided by all the seconds after the
+    first, so that a long answer weighs more than a short one. Mean and deviation are over repetitions.
     """
     plain = [sample for sample in samples if sample.arm == PLAIN]
     tree = [sample for sample in samples if sample.arm == TREE]
@@ -82,7 +83,7 @@ def bench_row(name: str, samples: Sequence[Sample], divergences: Sequence[Diverg
 
 
 def repetition_speeds(samples: Sequence[Sample], arm: str) -> dict[int, float]:
-    """Repetition -> pooled tokens a second of one arm; a repetition without a timed token is left out."""
+    """Pooled tokens a second of one arm, by repetition. A repetition without a timed token is left out."""
     return _by_repetition([sample for sample in samples if sample.arm == arm])
 
 
@@ -125,7 +126,7 @@ def _by_depth(samples: Sequence[Sample]) -> tuple[float, ...]:
     for sample in samples:
         for depth, walks in enumerate(sample.reached):
             reached[depth] += walks
-    # By all trees, not by those that had the level: a deep tree is drawn where much will be accepted, so the
-    # latter would rise with depth. Summed up, these shares are the accepted tokens a tree.
+    # Divided by all trees, not by those that had the level: deep trees are drafted where much will be accepted, so that
+    # such shares would rise with depth. These shares sum up to the accepted tokens of a tree.
     trees = sum(sample.offered[0] for sample in samples if sample.offered)
     return tuple(walks / trees for walks in reached)

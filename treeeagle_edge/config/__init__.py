@@ -1,1 +1,1 @@
-"""What config.json or the metadata of a GGUF file says of a model."""
+"""A model's shapes and constants, read from config.json or from the metadata of a GGUF file."""

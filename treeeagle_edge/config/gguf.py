@@ -1,4 +1,4 @@
-"""A model's shapes and constants from GGUF metadata, and from the tensor directory what that leaves open."""
+"""A model's shapes and constants from a GGUF file: its metadata, and its tensor directory where metadata is silent."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _tensor_shape(file: GGUFFile, name: str) -> tuple[int, ...]:
 
 
 def _check_head_dim(file: GGUFFile, head_dim: int) -> None:
-    """Keys and values of one width, all of it rotated."""
+    """Raise InputError unless keys and values have one width, and all of it is rotated."""
     for key in ("attention.value_length", "rope.dimension_count"):
         value = file.get(key)
         if value and int(value) != head_dim:

@@ -1,4 +1,4 @@
-"""What config.json says of weights that come quantised: those of bitsandbytes load, others are refused."""
+"""How config.json describes weights that come quantised. Those of bitsandbytes are read, all others refused."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def stored_width(config: Mapping[str, Any], layers: int, path: Path) -> StoredWi
 
 
 def _is_skipped(module: str, skipped: tuple[str, ...]) -> bool:
-    """Whether any version of `transformers` leaves `module` as it is: a name covers all that it is a part of.
+    """Whether some version of `transformers` leaves `module` unquantised: a skipped name covers all modules inside it.
 
-    Versions differ in where the name may stand. A module too many costs a plan some megabytes; what is loaded goes by
-    the tensors themselves.
+    Versions differ in where in a module's path the name may stand. Where this says yes too often, a plan counts some
+    megabytes too many; what is loaded goes by the tensors themselves.
     """
     return any(f".{name}." in f".{module}." or module.endswith(name) for name in skipped)
 

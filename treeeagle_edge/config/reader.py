@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treeeagle_edge.architectures import FAMILIES, SUPPORTED_HINT, family_of, refuse
+from treeeagle_edge.architectures import FAMILIES, SUPPORTED_HINT, family_of, unsupported
 from treeeagle_edge.config.quantised import stored_width
 from treeeagle_edge.config.rope import longest_position, rope_from_config
 from treeeagle_edge.config.rotation import rotation_of
@@ -107,7 +107,7 @@ def _model_config(config: Mapping[str, Any], path: Path) -> ModelConfig:
 def _family(config: Mapping[str, Any], path: Path) -> str:
     """The family by `architectures`, or by `model_type` where the former is missing."""
     if config.get("draft_vocab_size") is not None or config.get("speculators_model_type"):
-        raise refuse("EAGLE-3", str(path))
+        raise unsupported("EAGLE-3", str(path))
     named = config.get("architectures") or []
     if named:
         return family_of(str(named[0]), str(path))
@@ -116,7 +116,7 @@ def _family(config: Mapping[str, Any], path: Path) -> str:
         return str(model_type)
     if not model_type:
         raise InputError(f"config.json of {path} names no architecture", SUPPORTED_HINT)
-    raise refuse(str(model_type), str(path))
+    raise unsupported(str(model_type), str(path))
 
 
 def _refuse_unsupported(config: Mapping[str, Any], family: str, path: Path) -> None:
@@ -157,7 +157,7 @@ def _max_position(config: Mapping[str, Any], family: str) -> int:
 
 
 def _window(config: Mapping[str, Any], family: str, layers: int, longest: int) -> int:
-    """`longest`, capped where a layer sees only a window: up to its size attention is the full one."""
+    """`longest`, capped by a sliding window where a layer has one: up to the window's size, attention is complete."""
     if family == "minicpm":  # block-sparse attention, where switched on, is dense up to dense_len
         dense = (config.get("sparse_config") or {}).get("dense_len")
         return min(longest, int(dense)) if dense else longest

@@ -120,7 +120,7 @@ def _factors(given: Mapping[str, Any], key: str) -> tuple[float, ...]:
 
 
 def longest_position(rope: RopeConfig, declared: int) -> int:
-    """The longest context: scalings that stretch an original context may declare only the latter."""
+    """The longest context. A config whose scaling stretches an original context may declare only the original one."""
     if rope.kind in ("dynamic", "yarn") and rope.original_max_position:
         return max(declared, int(rope.original_max_position * rope.factor))
     if rope.kind == "linear" and rope.original_max_position:

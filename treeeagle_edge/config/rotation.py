@@ -1,7 +1,8 @@
-"""Whether a checkpoint says that its hidden states are rotated: a draft head made for the original then reads noise.
+"""Whether a checkpoint says that its hidden states are rotated.
 
-QuaRot (arXiv 2404.00456) and SpinQuant (arXiv 2405.16406) multiply the residual stream by an orthogonal matrix, which
-is folded into the weights, so that the text stays and the features that EAGLE-3 reads do not.
+QuaRot (arXiv 2404.00456) and SpinQuant (arXiv 2405.16406) multiply the residual stream by an orthogonal matrix that is
+folded into the weights. The text stays the same. The features that EAGLE-3 reads do not: to a draft head that was made
+for the original model they are noise.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def rotation_of(config: Mapping[str, Any], path: Path) -> str | None:
 
 
 def _named_in(said: object) -> str | None:
-    """The first entry whose name or text is a word for a rotation, and which is not switched off."""
+    """The name of the first entry that speaks of a rotation and is not switched off."""
     return next((name for name, value in _entries(said) if _is_rotation(name, value)), None)
 
 

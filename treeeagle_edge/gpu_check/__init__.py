@@ -1,1 +1,1 @@
-"""`treeeagle gpu-check`: the CUDA path checked and measured on a card, section by section."""
+"""`treeeagle gpu-check`: checks and measures the CUDA path on a card, section by section."""

@@ -1,4 +1,4 @@
-"""Answers of the engine over random models, as several sections of the GPU check need them."""
+"""Engines over random models, and their answers: what several sections of the GPU check share."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from treeeagle_edge.target import Target
 
 
 def prompt_of(target: Target, tokens: int) -> list[int]:
-    """A prompt that counts upwards, as the text of a led target goes on."""
+    """A prompt that counts upwards: a led target (see `models`) goes on counting."""
     return [token % target.config.vocab_size for token in range(5, 5 + tokens)]
 
 
 def script_of(known: Sequence[int], target: Target, places: int) -> Tensor:
-    """[places] int64 for `ScriptedHead`: the known text, then upwards from its last token."""
+    """[places] int64, the text for a `ScriptedHead`: the known tokens, then counting upwards from the last of them."""
     vocab = target.config.vocab_size
     more = [(known[-1] + step) % vocab for step in range(1, places - len(known) + 1)]
     return torch.tensor([*known, *more], dtype=torch.int64, device=target.device)
@@ -36,7 +36,7 @@ def engine_of(
     on_device: bool | None = None,
     graphs: bool | None = None,
 ) -> Engine:
-    """An engine with the check's context and tree. on_device, graphs: as on this machine where they are None."""
+    """An engine with the check's context and tree. on_device, graphs: None leaves the choice to the engine."""
     return Engine(
         target,
         head,

@@ -1,4 +1,4 @@
-"""Section of the GPU check: what attention costs as contexts grow, through plain PyTorch and through Triton."""
+"""Section of the GPU check: the time of attention as contexts grow, in plain PyTorch and in Triton."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from treeeagle_edge.gpu_check.cases import random_tree
+from treeeagle_edge.gpu_check.inputs import random_tree
 from treeeagle_edge.gpu_check.linears import BANDWIDTH
 from treeeagle_edge.gpu_check.models import draw
 from treeeagle_edge.gpu_check.probe import Finding, Probe, Row
@@ -20,8 +20,9 @@ _MOST_LAYERS = 64
 
 
 def check_attention(probe: Probe, finding: Finding) -> None:
-    """A row a context and number of rows: one layer's time, and the share of the bandwidth at which its keys and values
-    are read once.
+    """Time one layer: a row of the table for each context and number of query rows.
+
+    A share compares the bytes of its keys and values, divided by the time, with the measured bandwidth.
     """
     columns = ("rows", "layers", "reference us", "share", "triton us", "triton share", "how")
     for context in probe.sizes.contexts:
@@ -33,7 +34,7 @@ def check_attention(probe: Probe, finding: Finding) -> None:
 
 
 def _measure(probe: Probe, finding: Finding, context: int) -> list[Row]:
-    """One row and a tree, over as many layers as leave no keys in a cache; interleaved."""
+    """Time one query row and a tree of them, interleaved. There are so many layers that no cache holds their keys."""
     config, device, dtype = probe.sizes.main.config, probe.device, torch.bfloat16
     row_counts = (1, probe.sizes.tree_rows)
     slots = context + row_counts[-1]
@@ -72,7 +73,7 @@ def _measure(probe: Probe, finding: Finding, context: int) -> list[Row]:
 def _pass(
     name: str, query: Tensor, keys: Tensor, values: Tensor, seen: tuple[Tensor, Tensor, Tensor]
 ) -> Callable[[], None]:
-    """All layers of a pass: what depends on the tree alone is made once, as in a target."""
+    """Attention of all layers of a pass. What depends only on the tree is made once, as in a target."""
 
     def run() -> None:
         view = AttentionView(*seen)

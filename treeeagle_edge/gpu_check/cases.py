@@ -1,6 +1,6 @@
-"""Inputs for every Triton kernel, with what the plain PyTorch that defines it gives for them.
+"""Calls of every Triton kernel in several shapes, each with the same call of its reference in plain PyTorch.
 
-Triton is imported by the calls, so that the list can be made where it is not installed.
+Only the calls import Triton, so that the list can be made where Triton is not installed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from treeeagle_edge.gpu_check.inputs import empty_pool, floats_of, normal, random_tree, scattered_slots
 from treeeagle_edge.kernels import reference
 from treeeagle_edge.kernels.triton import reference as plain
 from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE, HeadNorm, KVScales, Pool
@@ -21,10 +22,10 @@ from treeeagle_edge.rope import RotaryTable
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel at one shape. Both calls give fresh results from the same inputs, as tensors to be compared."""
+    """One kernel in one shape. Both calls compute new results from the same inputs, as tensors to be compared."""
 
     name: str
-    dtype: torch.dtype  # sets how near the results must be
+    dtype: torch.dtype  # decides how close the results must be
     ours: Callable[[], tuple[Tensor, ...]]
     expected: Callable[[], tuple[Tensor, ...]]
 
@@ -77,8 +78,10 @@ def attention_case(
     scale: float = 1.0,
     spoiled: bool = False,
 ) -> Case:
-    """Query heads, KV heads and their size; a random tree, or a piece of a prompt. `scale`: of Q and K; `spoiled`: one
-    node holds NaN, which may reach nobody but its descendants.
+    """Attention over a random tree, or over a piece of a prompt.
+
+    heads: (query heads, KV heads, their size). scale: factor of queries and keys. spoiled: one node holds NaN, which
+    may reach only its descendants.
     """
     query_heads, kv_heads, dim = heads
     floating = torch.bfloat16 if dtype == torch.int8 else dtype
@@ -104,7 +107,9 @@ def attention_case(
         return AttentionView(order[:prefix], order[prefix : prefix + rows], visible.to(device))
 
     def ours() -> tuple[Tensor, ...]:
-        from treeeagle_edge.kernels.triton.attention import attention  # imports triton: only where it can run
+        from treeeagle_edge.kernels.triton.attention import (
+            attention,
+        )  # imports triton, so only where it can run
 
         return (attention(query, keys, values, view(), scales),)
 
@@ -117,22 +122,22 @@ def attention_case(
 
 
 def write_case(device: torch.device, heads: tuple[int, int, int], dtype: torch.dtype, rows: int) -> Case:
-    """Keys and values to their slots."""
+    """Writing keys and values to their slots."""
     _, kv_heads, dim = heads
     kv = normal((rows, 2 * kv_heads, dim), 1, device, torch.bfloat16)
-    slots = _scattered(rows, device)
+    slots = scattered_slots(rows, device)
 
     def ours() -> tuple[Tensor, ...]:
         from treeeagle_edge.kernels.triton import kv_write
 
-        pool = _pool(2 * rows, kv_heads, dim, dtype, device)
+        pool = empty_pool(2 * rows, kv_heads, dim, dtype, device)
         kv_write.write(kv, slots, pool)
-        return _stands_for(pool)
+        return floats_of(pool)
 
     def expected() -> tuple[Tensor, ...]:
-        pool = _pool(2 * rows, kv_heads, dim, dtype, device)
+        pool = empty_pool(2 * rows, kv_heads, dim, dtype, device)
         plain.write(kv, slots, pool)
-        return _stands_for(pool)
+        return floats_of(pool)
 
     return Case(f"KV write {kv_heads}x{dim} {_name(dtype)}, {rows} rows", dtype, ours, expected)
 
@@ -140,7 +145,7 @@ def write_case(device: torch.device, heads: tuple[int, int, int], dtype: torch.d
 def rotate_case(
     device: torch.device, heads: tuple[int, int, int], dtype: torch.dtype, rows: int, normalizes: bool
 ) -> Case:
-    """RoPE, with the norm of each head before it where `normalizes`, and keys and values to their slots."""
+    """RoPE, after a norm of each head where `normalizes`, and writing keys and values to their slots."""
     query_heads, kv_heads, dim = heads
     qkv = normal((rows, query_heads + 2 * kv_heads, dim), 1, device, torch.bfloat16)
     table = RotaryTable(RopeConfig(), dim, 8 * rows, device)
@@ -150,19 +155,19 @@ def rotate_case(
         if normalizes
         else None
     )
-    slots = _scattered(rows, device)
+    slots = scattered_slots(rows, device)
 
     def ours() -> tuple[Tensor, ...]:
         from treeeagle_edge.kernels.triton import kv_write
 
-        pool = _pool(2 * rows, kv_heads, dim, dtype, device)
+        pool = empty_pool(2 * rows, kv_heads, dim, dtype, device)
         query = kv_write.rotate_and_write(qkv, rotation, slots, pool, torch.float32, norm)
-        return query, *_stands_for(pool)
+        return query, *floats_of(pool)
 
     def expected() -> tuple[Tensor, ...]:
-        pool = _pool(2 * rows, kv_heads, dim, dtype, device)
+        pool = empty_pool(2 * rows, kv_heads, dim, dtype, device)
         query = plain.rotate_and_write(qkv, rotation, slots, pool, torch.float32, norm)
-        return query, *_stands_for(pool)
+        return query, *floats_of(pool)
 
     what = "norm, rotate and write" if normalizes else "rotate and write"
     return Case(f"{what} {query_heads}/{kv_heads}x{dim} {_name(dtype)}, {rows} rows", dtype, ours, expected)
@@ -171,7 +176,7 @@ def rotate_case(
 def rowwise_cases(
     device: torch.device, dtype: torch.dtype, rows: int, width: int, stream: torch.dtype
 ) -> Iterator[Case]:
-    """RMSNorm alone, after the residual sum, and SiLU gating; `stream`: fp32 in a target, 16 bits in a head."""
+    """RMSNorm, RMSNorm after the residual sum, and SiLU gating. stream: fp32 in a target, 16 bits in a head."""
     x = normal((rows, width), 1, device, stream)
     branch, weight = normal((rows, width), 2, device, dtype), normal((width,), 3, device, stream)
     wide = normal((rows, 2 * width), 4, device, dtype)
@@ -203,7 +208,7 @@ def rowwise_cases(
 
 
 def product_case(device: torch.device, dtype: torch.dtype, rows: int, out_size: int, in_size: int) -> Case:
-    """Rows times a weight of random bytes: any byte is two 4-bit numbers."""
+    """Rows times a 4-bit weight of random bytes: any byte is a valid pair of 4-bit numbers."""
     generator = torch.Generator().manual_seed(6)
     count = out_size * in_size
     packed = torch.randint(0, 256, (count // 2,), dtype=torch.uint8, generator=generator).to(device)
@@ -220,36 +225,6 @@ def product_case(device: torch.device, dtype: torch.dtype, rows: int, out_size: 
         return (plain.matmul_4bit(x, packed, absmax, code, bias),)
 
     return Case(f"4-bit product {_name(dtype)}, {rows} x {in_size} -> {out_size}", dtype, ours, expected)
-
-
-def normal(shape: tuple[int, ...], seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Normally distributed numbers, the same on every device."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
-
-
-def random_tree(rows: int) -> Tensor:
-    """[rows, rows] bool: each row sees itself and its ancestors in a random tree."""
-    generator = torch.Generator().manual_seed(rows)
-    visible = torch.eye(rows, dtype=torch.bool)
-    for row in range(1, rows):
-        visible[row] |= visible[int(torch.randint(0, row, (1,), generator=generator))]
-    return visible
-
-
-def _scattered(rows: int, device: torch.device) -> Tensor:
-    return torch.randperm(2 * rows, generator=torch.Generator().manual_seed(7))[:rows].to(device)
-
-
-def _pool(slots: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> Pool:
-    keys, values = (torch.zeros(slots, kv_heads, dim, dtype=dtype, device=device) for _ in range(2))
-    if dtype != torch.int8:
-        return Pool(keys, values)
-    k, v = (torch.zeros(slots, kv_heads, device=device) for _ in range(2))
-    return Pool(keys, values, KVScales(k, v))
-
-
-def _stands_for(pool: Pool) -> tuple[Tensor, Tensor]:
-    return (pool.keys, pool.values) if pool.scales is None else plain.dequantize(pool)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,4 +1,4 @@
-"""Section of the GPU check: every Triton kernel against the plain PyTorch that defines it, on the device."""
+"""Section of the GPU check: compares every Triton kernel with its reference in plain PyTorch, on the device."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from treeeagle_edge.gpu_check.cases import Case, cases
 from treeeagle_edge.gpu_check.probe import Finding, Probe
 from treeeagle_edge.gpu_check.process import NOT_HERE, OK
 
-# Largest difference by the largest value: sums in another order, and weights rounded to 16 bits before their product.
+# Limit of the largest difference, divided by the largest value. Kernels add in another order, and round attention's
+# weights to 16 bits before their product.
 _LIMIT = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.int8: 3e-2}
-_POISON_BYTES = (2**12, 2**16, 2**20, 2**24)  # blocks that an allocator hands out again
+_POISON_BYTES = (2**12, 2**16, 2**20, 2**24)  # sizes of freed blocks that the allocator will give to a kernel
 
 
 def check_kernels(probe: Probe, finding: Finding) -> None:
-    """A row a kernel and shape: its largest relative error, and whether more runs give the same bits."""
+    """Find each kernel's largest relative error, and whether more runs give the same bits: a row for each shape."""
     problem = probe.triton_problem()
     if problem is not None:
         finding.rows.append(
@@ -39,7 +40,7 @@ def _judge(probe: Probe, finding: Finding, case: Case) -> dict[str, object]:
     limit = _LIMIT[case.dtype]
     if not error <= limit:
         return {"error": error, "result": finding.fail(f"{case.name} is {error:.1e} from the reference")}
-    for _ in range(probe.sizes.kernel_runs - 1):  # a race would show as other bits
+    for _ in range(probe.sizes.kernel_runs - 1):  # a race between threads would show as different bits
         if not all(
             torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, case.ours(), strict=True)
         ):
@@ -48,7 +49,7 @@ def _judge(probe: Probe, finding: Finding, case: Case) -> dict[str, object]:
 
 
 def relative_error(ours: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> float:
-    """Largest difference by the largest expected value; infinite where NaN does not meet NaN."""
+    """Largest difference, divided by the largest expected value. Infinite where only one of the two has a NaN."""
     worst = 0.0
     for a, b in zip(ours, expected, strict=True):
         a, b = a.double(), b.double()
@@ -60,6 +61,6 @@ def relative_error(ours: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> fl
 
 
 def poison(device: torch.device) -> None:
-    """Leave NaN in memory that is free, so that what a kernel does not write shows."""
+    """Leave NaN in free memory, so that it shows where a kernel does not write its output."""
     held = [torch.full((size // 4,), float("nan"), device=device) for size in _POISON_BYTES for _ in range(4)]
     del held

@@ -1,4 +1,4 @@
-"""Sections of the GPU check: the card's bandwidth, and how near products with 4- and 8-bit weights come to it."""
+"""Sections of the GPU check: the card's bandwidth, and how close products with 4- and 8-bit weights come to it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from treeeagle_edge.int8_rows import int8_product, quantise_rows
 from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE
 from treeeagle_edge.linear import bitsandbytes_module
 
-BANDWIDTH = "bandwidth"  # bytes/s, a fact that later sections divide by
+BANDWIDTH = "bandwidth"  # name of a fact, in bytes/s: later sections give their speed as a share of it
 _MOST_COPIES = 64
 
 
 def check_bandwidth(probe: Probe, finding: Finding) -> None:
-    """Copying (bytes read and written) and reading; the faster of the two is what later figures are a share of."""
+    """Measure copying (bytes read and written) and reading. The faster one becomes the fact BANDWIDTH."""
     source = torch.ones(probe.sizes.copy_bytes // 4, device=probe.device)
     target = torch.empty_like(source)
     arms = {"copy": Arm(lambda: target.copy_(source)), "read": Arm(source.sum)}
@@ -89,7 +89,7 @@ Packed = TypeVar("Packed", FourBit, EightBit)
 
 
 def ring(weight: Packed, nbytes: int) -> list[Packed]:
-    """The weight and copies of it, `nbytes` in all or more: walked in turn, none is in a cache when it comes up."""
+    """The weight and copies of it, at least `nbytes` in all. Used in turn, none is in a cache when its turn comes."""
     found = [weight]
     while len(found) < min(_MOST_COPIES, -(-nbytes // weight.nbytes)):
         found.append(weight.clone())
@@ -97,19 +97,20 @@ def ring(weight: Packed, nbytes: int) -> list[Packed]:
 
 
 def check_linears(probe: Probe, finding: Finding) -> None:
-    """A row a matrix and number of rows: time and share of the measured bandwidth, through bitsandbytes and Triton at
-    4 bits, and through the int8 product.
+    """Time the products of the main model: bitsandbytes and Triton at 4 bits, and the int8 product.
+
+    The table has a row for each matrix and number of rows, with times and shares of the measured bandwidth.
     """
     linears_of(probe, finding, probe.sizes.main, probe.sizes.product_rows)
 
 
 def check_second_linears(probe: Probe, finding: Finding) -> None:
-    """The same for the second model. Its weights are drawn one by one, whether or not it was loaded before."""
+    """The same for the second model."""
     linears_of(probe, finding, probe.sizes.second, probe.sizes.product_rows)
 
 
 def linears_of(probe: Probe, finding: Finding, which: Model, row_counts: tuple[int, ...]) -> None:
-    """The matrices of `which` with each number of rows."""
+    """Time the matrices of `which` with each number of rows. Weights are drawn anew; the model need not be loaded."""
     for name, (out_size, in_size) in matrices(which.config).items():
         if probe.left < 0:
             finding.notes.append(f"time was over before {name}")
@@ -125,7 +126,7 @@ def linears_of(probe: Probe, finding: Finding, which: Model, row_counts: tuple[i
 
 
 def _measure(probe: Probe, finding: Finding, row: Row, row_counts: tuple[int, ...]) -> list[Row]:
-    """All numbers of rows and all products in one interleaved run. `lm_head` is measured in 16 bits, too."""
+    """Time all products with all numbers of rows, interleaved. `lm_head` is measured in 16 bits too."""
     weight = draw((row["out"], row["in"]), probe.device, torch.bfloat16, "weight")
     weights = ring(pack(weight), probe.sizes.ring_bytes)
     eight = ring(EightBit(*quantise_rows(weight, probe.device)), probe.sizes.ring_bytes)
@@ -154,7 +155,7 @@ def _measure(probe: Probe, finding: Finding, row: Row, row_counts: tuple[int, ..
 def _calls(
     probe: Probe, x: Tensor, weights: list[FourBit], eight: list[EightBit], dense: Tensor | None
 ) -> dict[str, Callable[[], object]]:
-    """Ways to multiply `x` with each weight of a ring; a 16-bit weight is too large for any cache already."""
+    """The ways to multiply `x`, each with all weights of its ring. A 16-bit weight needs no ring: no cache holds it."""
     product = bitsandbytes_module().matmul_4bit
     calls: dict[str, Callable[[], object]] = {
         "bitsandbytes": walk(weights, lambda each: product(x, each.packed, quant_state=each.state)),
@@ -173,7 +174,7 @@ def _calls(
 def _figures(
     times: dict[str, Timing], rows: int, nbytes: tuple[int, int], bandwidth: float | None
 ) -> dict[str, Any]:
-    """`nbytes`: of the weight at 4 and at 8 bits."""
+    """Times and shares of one row. nbytes: of the weight at 4 and at 8 bits."""
     names = ("bitsandbytes", "triton", "int8", "16-bit")
     bnb, ours, eight, dense = (times.get(f"{name} {rows}") for name in names)
 

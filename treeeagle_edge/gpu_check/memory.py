@@ -1,4 +1,4 @@
-"""Sections of the GPU check: what random weights take of the card, and that a thousand rounds take no more than one."""
+"""Sections of the GPU check: memory of random weights, and that many rounds take no more memory than a few."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from treeeagle_edge.gpu_check.probe import Finding, Probe
 from treeeagle_edge.gpu_check.process import NOT_HERE, OK
 from treeeagle_edge.kernels.dispatch import use_backend
 
-_RIGHT = 1  # levels that the scripted head has right: rounds of two tokens
+_RIGHT = 1  # levels that the scripted head drafts right, so that a round gives two tokens
 
 
 def check_load(probe: Probe, finding: Finding) -> None:
-    """The main model, drawn and quantised layer by layer: seconds, bytes held, and the most in between."""
+    """Draw and quantise the main model layer by layer; note seconds, bytes held at the end, and their peak."""
     probe.release()
     before = allocator(probe.device)
     if before is not None:
@@ -35,7 +35,7 @@ def check_load(probe: Probe, finding: Finding) -> None:
 
 
 def check_memory(probe: Probe, finding: Finding) -> None:
-    """A row an attention: rounds, and what the allocator holds after the first answer and after the last."""
+    """For each attention, compare what the allocator holds after the first answer and after the last."""
     columns = (
         *("rounds", "allocated before", "allocated after", "reserved before", "reserved after"),
         "new blocks",
@@ -52,7 +52,7 @@ def check_memory(probe: Probe, finding: Finding) -> None:
 
 
 def _watch(probe: Probe, finding: Finding, attention: str, stop: float) -> dict[str, object]:
-    """The first answer is as long as any that follows, so what it needed is enough for all."""
+    """Answer again and again. All answers are equally long, so the memory of the first must be enough for all."""
     sizes = probe.sizes
     target = probe.model(sizes.main).target(LED, sizes.context)
     prompt = prompt_of(target, sizes.prompt)
@@ -87,7 +87,7 @@ def _watch(probe: Probe, finding: Finding, attention: str, stop: float) -> dict[
 
 
 def allocator(device: torch.device) -> dict[str, int] | None:
-    """Bytes in use, bytes held, and blocks asked of the driver so far; None without CUDA."""
+    """Bytes in use, bytes held, and how many blocks the driver has given so far; None without CUDA."""
     if device.type != "cuda":
         return None
     gc.collect()

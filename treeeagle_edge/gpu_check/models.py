@@ -1,8 +1,11 @@
-"""Models for the GPU check: random weights made on the device, and a head whose proposals are written beforehand.
+"""Models for the GPU check: random weights made on the device, and a head whose drafts are written beforehand.
 
-The target's `lm_head` is its embedding moved on by one row, so that a token pulls towards the next number. How much it
-pulls is the scale of the embedding: led, the text counts upwards, and any number of right drafts a round can be set;
-free, layers decide, and a text comes out that knows every part of the model.
+The target's `lm_head` is its embedding shifted by one row, so that every token favours the next number. How strongly
+depends on the scale of the embedding:
+
+- LED: the embedding decides, and the text counts upwards. Since the text is known, a head can be told how many drafts
+  of a round shall be right.
+- FREE: the layers decide, so that the text depends on every part of the model.
 """
 
 from __future__ import annotations
@@ -20,21 +23,23 @@ from treeeagle_edge.head_checkpoint import HeadCheckpoint
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.limits import MAX_EXPANSIONS
 from treeeagle_edge.linear import check_bits
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.pass_rows import TensorHead
-from treeeagle_edge.passes import MAX_EXPANSIONS
 from treeeagle_edge.target import Target, compute_dtype
 from treeeagle_edge.target_weights import TargetWeights, load_weights
 from treeeagle_edge.tensor_shapes import expected_shapes
 
 FREE, LED = 0.02, 16.0  # scales of the embedding; a layer adds about 0.5 to the residual stream
-_STEP = 1.0  # log-probability that a sibling is below the one before
-_FIRST = -0.3  # of the first child: a path outranks siblings, so that trees reach their depth
+
+# Log-probabilities that the scripted head gives. A chain of first children outranks siblings, so trees become deep.
+_FIRST = -0.3  # of a first child
+_STEP = 1.0  # each further child has so much less
 
 
 class RandomCheckpoint:
-    """A checkpoint without a file: each tensor is drawn on the device when it is read, the same in every run there."""
+    """A checkpoint without a file: a tensor is drawn on the device when it is read, and is the same in every run."""
 
     path = Path("random weights")
     generation = GenerationDefaults()
@@ -60,18 +65,18 @@ class RandomCheckpoint:
         return draw(shape, self._device, self._dtype, name) * scale
 
     def raw(self, name: str) -> None:
-        """Nothing is stored in blocks."""
+        """None: no tensor is stored quantised."""
 
 
 def draw(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype, name: str) -> Tensor:
-    """Normally distributed numbers that belong to `name`."""
+    """Normally distributed numbers; `name` is their seed."""
     generator = torch.Generator(device).manual_seed(crc32(name.encode()))
     return torch.randn(shape, generator=generator, device=device, dtype=dtype)
 
 
 @dataclass(frozen=True)
 class RandomModel:
-    """Random weights as a target holds them, for any number of targets."""
+    """Random weights, quantised as a target holds them; any number of targets may share them."""
 
     config: ModelConfig
     weights: TargetWeights
@@ -81,7 +86,7 @@ class RandomModel:
 
     @classmethod
     def load(cls, config: ModelConfig, *, bits: int, device: torch.device) -> RandomModel:
-        """Draw and quantise layer by layer. Raises CannotRunError where the machine lacks what the width needs."""
+        """Draw and quantise layer by layer. Raises CannotRunError where this machine cannot run `bits`."""
         check_bits(bits, device)
         dtype = compute_dtype(bits, device, config.family)
         with torch.inference_mode():
@@ -98,7 +103,7 @@ class RandomModel:
 
 
 def random_head(config: HeadConfig, target: Target, slots: int) -> Head:
-    """A head in the target's dtype with random weights; `slots` of an engine, to which scratch rows are added."""
+    """A head with random weights in the target's dtype. slots: of the engine; the head's scratch rows come on top."""
     norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
     device, dtype = target.device, target.dtype
     tensors = {
@@ -113,16 +118,17 @@ def random_head(config: HeadConfig, target: Target, slots: int) -> Head:
 
 
 class ScriptedHead(TensorHead):
-    """Proposes what a script says, and takes as long as the head behind it, whose passes are really made.
+    """A head that drafts what a script says. It runs the passes of a real head too, so that it takes as long.
 
-    The first `right` levels of a round hold the text's own next token, the ones below do not, so that a round settles
-    right + 1 tokens. Column 0 of the hidden state carries how many right tokens lead to a row, -1 beside the text.
+    In the first `right` levels of a tree one node is the text's own next token; below them none is. So a round gives
+    right + 1 tokens. Column 0 of the hidden state tells how many right tokens lead to a row; -1: the row is off the
+    text.
     """
 
     notes: tuple[str, ...] = ()
 
     def __init__(self, head: Head, text: Tensor, right: int) -> None:
-        """`text` [places] int64, on the device: the token at every place of the sequence that a draft may reach."""
+        """text: [places] int64, on the device: the right token at every place that a draft may reach."""
         self.config: HeadConfig = head.config
         self.store: KVStore = head.store
         self._head = head
@@ -131,7 +137,7 @@ class ScriptedHead(TensorHead):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the head behind it."""
+        """Bytes of the real head."""
         return self._head.nbytes
 
     def extend(
@@ -161,11 +167,14 @@ class ScriptedHead(TensorHead):
         self._head.clean_rows(slots)
 
     def _scripted(self, output: HeadOutput, level: Tensor, places: Tensor, top: int) -> HeadOutput:
-        """level: [R] right tokens down to each row, or -1; places: [R] where the rows' tokens stand."""
+        """The output with its drafts replaced.
+
+        level: [R] how many right tokens lead to each row, or -1. places: [R] the place of each row's token in the text.
+        """
         hidden = output.hidden.clone()
         hidden[:, 0] = level
         wrong = ((level < 0) | (level >= self._right)).long()
         ranks = torch.arange(top, device=level.device)
-        ids = (self._text[places + 1] + wrong)[:, None] + ranks  # the right one first, or none of them right
+        ids = (self._text[places + 1] + wrong)[:, None] + ranks  # the first one is right, or none of them is
         log_probs = (_FIRST - _STEP * ranks).expand(len(places), -1)
         return HeadOutput(hidden, log_probs, ids % self.config.vocab_size)

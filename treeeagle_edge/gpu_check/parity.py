@@ -1,4 +1,4 @@
-"""Section of the GPU check: a tree and plain decoding give the same greedy text, with every attention."""
+"""Section of the GPU check: tree and plain decoding give the same greedy text, with every attention."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from treeeagle_edge.model_protocols import DraftHead
 from treeeagle_edge.target import Target
 
 EXACT = "exact"
-_RIGHT = 2  # levels that the scripted head has right
-_TIE = 0.25  # logits, which deviate by about 1: what rounding at 16 bits explains after dozens of layers
+_RIGHT = 2  # levels that the scripted head drafts right
+_TIE = 0.25  # logits (their deviation is about 1): rounding to 16 bits in dozens of layers may change so much
 
 
 def check_parity(probe: Probe, finding: Finding) -> None:
-    """A row a model, attention and kind of drafts. In fp32, and in exact mode, no token may differ; elsewhere one may
-    where two logits are nearly equal.
+    """Compare the texts: a row for each model, attention and kind of drafts.
+
+    In fp32 and in exact mode no token may differ. Elsewhere a token may, where two logits are nearly equal.
     """
     sizes = probe.sizes
     small = RandomModel.load(sizes.small.config, bits=32, device=probe.device)
@@ -37,7 +38,7 @@ def check_parity(probe: Probe, finding: Finding) -> None:
 
 
 class _Parity:
-    """One model with one attention: plain text first, then the same with trees."""
+    """One model with one attention: first decodes plainly, then with trees."""
 
     def __init__(
         self, probe: Probe, finding: Finding, model: str, target: Target, head: Head, attention: str
@@ -53,7 +54,7 @@ class _Parity:
         self._plain: list[int] = []
 
     def rows(self) -> None:
-        """Each kind of drafts is a row; without a plain text to compare with there is one row, which says why."""
+        """Add a row for plain decoding and, unless that failed, one for each kind of drafts."""
         if self._probe.left < 0:
             self._finding.notes.append(f"time was over before {self._row['model']} with {self._attention}")
             return

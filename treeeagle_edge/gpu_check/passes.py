@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treeeagle_edge.gpu_check.cases import random_tree
+from treeeagle_edge.gpu_check.inputs import random_tree
 from treeeagle_edge.gpu_check.models import FREE, RandomModel, draw
 from treeeagle_edge.gpu_check.probe import Finding, Probe, Row
 from treeeagle_edge.gpu_check.sizes import Model
@@ -20,14 +20,13 @@ from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.target import Target
 
-GOAL = 1.25  # verify pass of 16 rows to a step of plain decoding, at most
-_REPLAY_LIMIT = (
-    0.02  # relative: on another stream a product may be split differently, and rounds in another order
-)
+GOAL = 1.25  # a verify pass of 16 rows should take at most 1.25 times as long as a step of plain decoding
+# Relative difference. On another stream a product may be split differently, and then adds in another order.
+_REPLAY_LIMIT = 0.02
 
 
 class FixedPass:
-    """A verify pass over `rows` rows of a random tree after `prefix` tokens, always the same, in memory that stays."""
+    """A verify pass to repeat, in memory that stays: `rows` rows of a random tree after `prefix` tokens."""
 
     def __init__(self, target: Target, store: KVStore, rows: int, prefix: int, taps: tuple[int, ...]) -> None:
         device, vocab = target.device, target.config.vocab_size
@@ -42,21 +41,21 @@ class FixedPass:
         self._visible = visible.to(device)
 
     def __call__(self) -> Tensor:
-        """[rows, V] logits. The view is made anew, so that a graph holds what a pass makes of it."""
+        """[rows, V] logits. The attention view is made anew, so that a CUDA graph contains that work too."""
         view = AttentionView(self._prefix, self._slots, self._visible)
         output = self._target.forward(self._ids, self._positions, self._slots, view, self._store, self._taps)
         return output.logits
 
 
 def filled_store(target: Target, slots: int) -> KVStore:
-    """Random keys and values."""
+    """A KV store of random keys and values."""
     config = target.config
     shape = (config.num_layers, slots, config.num_kv_heads, config.head_dim)
     return KVStore(*(draw(shape, target.device, target.kv_dtype, name) for name in ("keys", "values")))
 
 
 def check_graphs(probe: Probe, finding: Finding) -> None:
-    """A row an attention and number of rows: whether a pass can be captured, and whether a replay gives the same."""
+    """For each attention and number of rows: can a pass be captured as a graph, and does a replay give the same?"""
     target = probe.model(probe.sizes.main).target(FREE, probe.sizes.context)
     store = filled_store(target, probe.sizes.prompt + probe.sizes.tree_rows)
     for name in probe.backends():
@@ -87,7 +86,7 @@ def _replay(probe: Probe, finding: Finding, name: str, call: FixedPass) -> Row:
 
 
 def check_passes(probe: Probe, finding: Finding) -> None:
-    """A row an attention and way of launching: a decoding step, a verify pass, the head's passes, and ratios."""
+    """Time a decoding step, a verify pass and the head's passes: a row for each attention and way of launching."""
     passes_of(probe, finding, probe.sizes.main, with_head=True)
 
 
@@ -97,7 +96,7 @@ def check_second_passes(probe: Probe, finding: Finding) -> None:
 
 
 def passes_of(probe: Probe, finding: Finding, which: Model, *, with_head: bool) -> None:
-    """The passes of `which`; the head is the main model's."""
+    """Time the passes of `which`, with those of the main model's head where `with_head`."""
     model = probe.model(which)
     columns = ("decode us", "verify us", "verify/decode", "extend us", "step us", "step/decode")
     for name in probe.backends():
@@ -136,7 +135,7 @@ def _ratios(probe: Probe, model: RandomModel, name: str, how: str, *, with_head:
 
 
 def head_calls(head: Head, target: Target, prefix: int, branching: int) -> dict[str, Callable[[], Any]]:
-    """A pass over one true feature, and one over a drafted level."""
+    """The head's two kinds of passes: over one feature of the target, and over a drafted level."""
     device, config = target.device, head.config
     slots = torch.arange(prefix + branching, device=device)
 

@@ -1,4 +1,4 @@
-"""What a section of the GPU check is given, and what it gives back."""
+"""What a section of the GPU check gets (`Probe`) and what it fills in (`Finding`)."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ Row = dict[str, Any]
 
 
 class ContextLostError(Exception):
-    """CUDA answers no more in this process: what is left has to be done in another."""
+    """CUDA no longer works in this process: the remaining sections need another one."""
 
 
 @dataclass
 class Finding:
-    """What a section found. Rows of a section have the same keys; "result" is one of them."""
+    """What a section found. All its rows have the same keys, "result" among them."""
 
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    problems: list[str] = field(
-        default_factory=list
-    )  # tracebacks and sentences: any of them fails the section
+    # tracebacks and sentences; a section with any of them has failed
+    problems: list[str] = field(default_factory=list)
 
     def fail(self, sentence: str) -> str:
-        """Note a check that is not met; returns what the table is to say."""
+        """Note a check that failed. Returns the text for the table."""
         self.problems.append(sentence)
         return f"{FAILED}: {sentence}"
 
 
 class Probe:
-    """The device, the sizes, the time, and models that are made when first asked for."""
+    """Device, sizes and time of a section, and its models, which are made when they are first used."""
 
     def __init__(
         self,
@@ -54,12 +53,13 @@ class Probe:
         facts: Mapping[str, float] | None = None,
         report: Callable[[list[Row]], None] | None = None,
     ) -> None:
-        """`triton`: whether its kernels may be run; `facts`: what earlier sections measured, by name; `report` is given
-        rows as they come, so that they are known whatever becomes of this process.
+        """triton: whether its kernels may run. facts: what earlier sections measured, by name.
+
+        report: gets each row at once, so that the rows are known even if this process dies.
         """
         self.device = device
         self.sizes = sizes
-        self.stop = float("inf")  # of time.perf_counter: loops end early after it
+        self.stop = float("inf")  # moment of time.perf_counter after which loops end early
         self.facts = dict(facts or {})
         self._report = report or (lambda rows: None)
         self._triton = triton
@@ -68,11 +68,11 @@ class Probe:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Seconds that this section has left."""
         return self.stop - time.perf_counter()
 
     def triton_problem(self) -> str | None:
-        """Why Triton's kernels are left out; None where they can run."""
+        """Why Triton's kernels are not run; None where they can be."""
         if not self._triton:
             return "left out after a section that ended its process"
         problem = availability.problem()
@@ -83,7 +83,7 @@ class Probe:
         return ("reference",) if self.triton_problem() else ("reference", "triton")
 
     def model(self, which: Model) -> RandomModel:
-        """Its random weights. One model is held at a time."""
+        """The random weights of a model. Only one model is held at a time."""
         if self._loaded is None or self._loaded[0] != which.name:
             self.release()
             self._loaded = (
@@ -100,16 +100,16 @@ class Probe:
         return self._head
 
     def release(self) -> None:
-        """Give the models' memory back."""
+        """Free the memory of the models."""
         self._loaded, self._head = None, None
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def attempt(self, finding: Finding, row: Row, work: Callable[[], Mapping[str, Any] | list[Row]]) -> None:
-        """Add `row` with what `work` gives, once for each of its rows; a failure is this row's alone.
+        """Run `work` and add `row` with what it returns: once, or once for each row of a list.
 
-        Raises ContextLostError where it took CUDA with it.
+        Where it fails, the row says so and the section goes on. Raises ContextLostError where CUDA no longer works.
         """
         try:
             given = work()
@@ -126,7 +126,7 @@ class Probe:
         self.require_device()
 
     def require_device(self) -> None:
-        """Raise ContextLostError where CUDA answers no more."""
+        """Raise ContextLostError where CUDA no longer works."""
         try:
             wait(self.device)
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""The worker process of the GPU check, seen from outside: events as lines of JSON, and an end that may be sudden."""
+"""Starts the worker process of the GPU check and reads its events, lines of JSON. The worker may die at any moment."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
 OK, FAILED, SKIPPED, NOT_HERE = "ok", "FAILED", "skipped", "not on this device"
-LOST = 9  # exit code of a worker whose device answers no more, after it reported its last section
-WORKER = "treeeagle_edge.gpu_check.worker"  # run as a program
-_TAIL = 4000  # characters of what a worker said last
+LOST = 9  # exit code of a worker whose device no longer works, after it has reported its last section
+WORKER = "treeeagle_edge.gpu_check.worker"  # the module that is run as a program
+_TAIL = 4000  # characters that are kept of the end of a worker's stderr
 
 Event = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker is to do."""
+    """What a worker shall do."""
 
     device: str
     size: str
     triton: bool
-    sections: tuple[tuple[str, float], ...]  # name, the most seconds
-    stop: float  # of time.time, which two processes share: when all of them have to be over
+    sections: tuple[tuple[str, float], ...]  # (name, most seconds)
+    stop: float  # moment by which all sections have to end; of time.time, which is the same in both processes
     facts: Mapping[str, float] = field(default_factory=dict)
 
     def text(self) -> str:
-        """For the command line."""
+        """This order as one argument of a command line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def read(cls, text: str) -> Order:
-        """The order that `text` was made of."""
+        """The order whose `text()` is `text`."""
         raw = json.loads(text)
         return cls(**{**raw, "sections": tuple((name, seconds) for name, seconds in raw["sections"])})
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a worker came to its end."""
+    """How a worker ended."""
 
-    code: int | None  # of its process; None where it was ended because it took too long
-    said: str  # what it wrote last to stderr
+    code: int | None  # exit code; None where it took too long and was killed
+    said: str  # the end of its stderr
 
     @property
     def reason(self) -> str:
-        """A sentence."""
+        """How the worker ended, as a sentence."""
         if self.code is None:
             return "it took too long, and its process was ended"
         last = self.said.strip().splitlines()[-1:]
@@ -60,8 +60,10 @@ class Ended:
 
 
 def run_worker(order: Order, until: float) -> Generator[Event | Ended, float, None]:
-    """Yields the worker's events, then one `Ended`. `until`, and what each event is answered with: the moment (of
-    `time.perf_counter`) by which the next event has to come, or else the worker is ended.
+    """Run a worker; a generator of its events and of one `Ended` at the end.
+
+    until: moment (of `time.perf_counter`) by which the first event has to come, else the worker is killed. For each
+    event, send the moment by which the next one has to come.
     """
     command = [sys.executable, "-P", "-m", WORKER, order.text()]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
@@ -77,7 +79,7 @@ def run_worker(order: Order, until: float) -> Generator[Event | Ended, float, No
         except queue.Empty:
             pass
         finally:
-            process.kill()  # nothing happens where it has ended
+            process.kill()  # does nothing where it has already ended
             process.wait()
         said.seek(0)
         yield Ended(code, said.read()[-_TAIL:])

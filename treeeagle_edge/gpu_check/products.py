@@ -1,4 +1,4 @@
-"""Section of the GPU check: which kernel multiplies each matrix of a pass, by rule and as a profiler saw it."""
+"""Section of the GPU check: which kernel multiplies each matrix of a pass, by bitsandbytes' rule and by a profiler."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from treeeagle_edge.kernels.triton.fallback import installed_rule
 from treeeagle_edge.linear import Linear
 from treeeagle_edge.model_config import ModelConfig
 
-_SEEN = 3  # kernels named in a row, the longest first
+_SEEN = 3  # a row of the table names this many kernels, the slowest first
 
 
 def check_products(probe: Probe, finding: Finding) -> None:
-    """A row a matrix of the main model and number of rows: which kernel multiplied, by rule and as seen."""
+    """Find the kernels of the main model's products: a row for each matrix and number of rows."""
     products_of(probe, finding, probe.sizes.main)
 
 
@@ -31,7 +31,7 @@ def check_second_products(probe: Probe, finding: Finding) -> None:
 
 
 def products_of(probe: Probe, finding: Finding, which: Model) -> None:
-    """What bitsandbytes' own rule says for the shape, and the kernels that a profiler saw in one call."""
+    """Note the kernel that bitsandbytes' rule names for each shape, and those that a profiler sees in one call."""
     model = probe.model(which)
     layer = model.weights.layers[0]
     linears = {"qkv": layer.qkv, "o": layer.output, "gate_up": layer.gate_up, "down": layer.down}
@@ -53,7 +53,7 @@ def _named(linear: Linear, x: Tensor, out_size: int, *, packed: bool) -> Row:
 
 
 def matrices(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Name -> (out, in) of the products of one pass, as they are fused."""
+    """Name -> (out, in) of the products of one pass. Products that share their input are fused into one."""
     q, k, v, o, gate, up, down = config.linear_shapes.values()
     return {
         "qkv": (q[0] + k[0] + v[0], q[1]),
@@ -73,7 +73,7 @@ def _by_rule(x: Tensor, out_size: int) -> str:
 
 
 def kernels_seen(call: Callable[[], object], device: torch.device) -> str:
-    """Names of the device's kernels in `call` (on the CPU, of operations), those that took longest first."""
+    """Names of the device's kernels in `call` (on the CPU: of operations), the slowest first."""
     from torch.profiler import ProfilerActivity, profile
 
     call()
@@ -91,5 +91,5 @@ def kernels_seen(call: Callable[[], object], device: torch.device) -> str:
 
 
 def _microseconds(entry: Any, device: torch.device) -> float:
-    """0 for a call of CUDA's interface, which is no kernel."""
+    """Time on the device; 0 for calls of CUDA's API, which are no kernels."""
     return float(entry.self_device_time_total if device.type == "cuda" else entry.self_cpu_time_total)

@@ -1,17 +1,17 @@
-"""The document of the GPU check as Markdown: a table of sections, then each section's own."""
+"""Shows the document of the GPU check as Markdown: a table of all sections, then a table for each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treeeagle_edge.bench.report import aligned_table
+from treeeagle_edge.markdown_table import aligned_table
 
 Document = dict[str, Any]
 
 
 def render(document: Document) -> str:
-    """Without a newline at the end. Tracebacks stay in the document."""
+    """The document as Markdown, without tracebacks and without a newline at the end."""
     parts = [_heading(document), _summary(document["sections"])]
     parts += [_section(section) for section in document["sections"] if section["rows"] or section["notes"]]
     return "\n\n".join(part for part in parts if part)

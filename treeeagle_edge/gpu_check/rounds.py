@@ -1,7 +1,7 @@
-"""Section of the GPU check: rounds led by the host, rounds on the device, and the same as CUDA graphs.
+"""Section of the GPU check: rounds that the host directs, rounds on the device, and those as CUDA graphs.
 
-Graphs must give the tokens that the same operations give one by one, and a thousand of them must take no more memory
-than the first.
+Graphs must give the same tokens as the same operations launched one by one, and many rounds must take no more memory
+than the first ones.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.target import Target
 
 HOST = "led by the host"
-_RIGHT = 2  # levels that the scripted head has right
+_RIGHT = 2  # levels that the scripted head drafts right
 _REPETITIONS = 3
 _SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, top_k=50, repetition_penalty=1.1, seed=7)
 _COLUMNS = ("tokens/round", "round us", "tokens/s", "same text", "rounds", "new bytes")
 
 
 def check_rounds(probe: Probe, finding: Finding) -> None:
-    """A row an attention and way of running rounds. Time that is left after the other ways goes to counting memory."""
-    texts: dict[str, list[int]] = {}  # how -> what a free target said, greedily and sampled
+    """Check and time rounds: a row for each attention and way of running them.
+
+    Time that is left over goes to counting memory.
+    """
+    texts: dict[str, list[int]] = {}  # way -> the ids of a free target, greedy and sampled
     for name in probe.backends():
         for how in (HOST, EAGER, GRAPH):
             row = {"attention": name, "how": how, **dict.fromkeys(_COLUMNS)}
@@ -61,7 +64,10 @@ def _measured(
 
 
 def _engine(probe: Probe, target: Target, how: str, text: list[int]) -> Engine:
-    """Raises CannotRunError where graphs are wanted and there is no CUDA, RuntimeError where capturing failed."""
+    """An engine that runs rounds in the way `how`, with a head that drafts `text`.
+
+    Raises CannotRunError for graphs without CUDA, RuntimeError where capturing a graph failed.
+    """
     if how == GRAPH and probe.device.type != "cuda":
         raise CannotRunError("CUDA graphs need a CUDA device", "run this on the machine with the card")
     places = probe.sizes.context + probe.sizes.tree_rows
@@ -73,14 +79,14 @@ def _engine(probe: Probe, target: Target, how: str, text: list[int]) -> Engine:
 
 
 def _led(probe: Probe, how: str) -> tuple[Engine, list[int]]:
-    """An engine whose text counts upwards, so that a round settles what the script wants; and a prompt."""
+    """An engine whose text counts upwards, so that the script decides how many tokens a round gives; and a prompt."""
     target = probe.model(probe.sizes.main).target(LED, probe.sizes.context)
     prompt = prompt_of(target, probe.sizes.prompt)
     return _engine(probe, target, how, prompt), prompt
 
 
 def _said(probe: Probe, how: str) -> list[int]:
-    """Two answers of a target whose layers decide: greedy, and with every step of sampling."""
+    """Ids of two answers of a free target: a greedy one, and one with every kind of sampling."""
     target = probe.model(probe.sizes.main).target(FREE, probe.sizes.context)
     prompt = prompt_of(target, probe.sizes.prompt)
     engine = _engine(probe, target, how, prompt)
@@ -97,7 +103,10 @@ def _said(probe: Probe, how: str) -> list[int]:
 
 
 def _compared(finding: Finding, how: str, texts: dict[str, list[int]]) -> str:
-    """With the way before: graphs hold the same operations as the rounds one by one, the host does others."""
+    """Compare the ids with those of the way before.
+
+    Graphs do the same operations as rounds on the device, so that no token may differ. The host does others.
+    """
     before = {EAGER: HOST, GRAPH: EAGER}.get(how)
     if before is None or before not in texts:
         return "nothing to compare with"
@@ -111,7 +120,7 @@ def _compared(finding: Finding, how: str, texts: dict[str, list[int]]) -> str:
 
 
 def _timed(probe: Probe, engine: Engine, prompt: list[int]) -> tuple[float, int, float]:
-    """Seconds, rounds and tokens a round of one greedy answer after its first token."""
+    """One greedy answer after its first token: seconds, rounds, tokens per round."""
     engine.reset()
     rounds = engine.generate(prompt, SamplingParams(max_tokens=probe.sizes.answer), reuse_prefix=False)
     settled = [next(rounds)]
@@ -123,7 +132,7 @@ def _timed(probe: Probe, engine: Engine, prompt: list[int]) -> tuple[float, int,
 
 
 def _watched(probe: Probe, finding: Finding, engine: Engine, prompt: list[int], stop: float) -> Row:
-    """What the allocator holds after many rounds, less what it held after the first answers."""
+    """How much more the allocator holds after many rounds than after the first answers."""
     before, rounds = allocator(probe.device), 0
     while rounds < probe.sizes.rounds and time.perf_counter() < stop:
         rounds += _timed(probe, engine, prompt)[1]

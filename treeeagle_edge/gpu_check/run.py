@@ -1,13 +1,13 @@
-"""Checks and measures the CUDA path in one run of a few minutes: `treeeagle gpu-check`; docs/gpu.md has the figures.
+"""Checks and measures the CUDA path in a few minutes: `treeeagle gpu-check`. docs/gpu.md shows the figures.
 
-Sections run one after another in a worker process, the most important ones first. One that fails is reported, and the
-next goes on; one that takes its process along, by a fault in a kernel or without end, is reported too, and what is left
-goes on in a new process, without Triton. No model is downloaded: weights are random, made on the card.
+Sections run one after another in a worker process, the most important ones first. After a section that fails, the next
+one runs. A section may also crash its process or never end: then the remaining sections run in a new process, without
+Triton's kernels. No model is downloaded: weights are random and made on the card.
 
-The document, of schema "treeeagle-gpu-check/1":
+The result is a document of the schema "treeeagle-gpu-check/1":
 
 - `environment`: `card`, `architecture` ("sm_90"), `driver`, `memory_bytes`, `multiprocessors`, `l2_bytes`, `device`,
-  and `versions` of python, torch, CUDA, triton, bitsandbytes and of this package; null where there is none
+  and `versions` of python, torch, CUDA, triton, bitsandbytes and of this package; null where it is unknown
 - `size` ("full", or "test" on a CPU), `minutes` allowed, `seconds` taken, `card`
 - `sections`: a list, each with `name`, `title`, `status` ("ok", "FAILED", "skipped", "not on this device"), `reason`
   (or null), `seconds`, `card`, `rows` (flat objects; `result` says what became of each), `notes`, and `problems`
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,20 +26,20 @@ from typing import Any
 from treeeagle_edge.errors import InputError, UsageError, reason_of
 from treeeagle_edge.gpu_check.process import FAILED, LOST, SKIPPED, Ended, Order, run_worker
 from treeeagle_edge.gpu_check.report import render
+from treeeagle_edge.progress import Progress
 
 SCHEMA = "treeeagle-gpu-check/1"
 _NO_TIME = "the time was over before it began"
-_LEAST_SECONDS = 8.0  # no worker is started with less
-_START_SECONDS = 120.0  # a worker imports PyTorch and finds the device in less
-_GRACE_SECONDS = 20.0  # a section may overrun its time by this before its process is ended
+_LEAST_SECONDS = 8.0  # no worker is started where less time is left
+_START_SECONDS = 120.0  # a worker has imported PyTorch and found the device by then
+_GRACE_SECONDS = 20.0  # a section may take this much longer than its time before its process is killed
 
 Document = dict[str, Any]
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class SectionPlan:
-    """One section, and the most seconds it may take in full."""
+    """A section, and the seconds it may take at full size."""
 
     name: str
     title: str
@@ -69,7 +68,7 @@ PLAN = (
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What was asked for."""
+    """Options of the check."""
 
     device: str
     size: str = "full"
@@ -77,7 +76,7 @@ class CheckOptions:
     sections: tuple[str, ...] = ()  # empty: all
 
     def plans(self) -> list[SectionPlan]:
-        """The sections to run, in order. Raises UsageError for a name that is none."""
+        """The sections to run, in order. Raises UsageError for an unknown name."""
         names = [plan.name for plan in PLAN]
         wrong = next((name for name in self.sections if name not in names), None)
         if wrong is not None:
@@ -86,7 +85,7 @@ class CheckOptions:
 
 
 def run_check(options: CheckOptions, *, progress: Progress, save: Path | None = None) -> Document:
-    """Run the sections within `minutes` and return the document, which `save` is rewritten with after every section.
+    """Run the sections within `minutes`. Returns the document, which is written to `save` after every section.
 
     Raises UsageError for an unknown section, InputError where `save` cannot be written.
     """
@@ -103,13 +102,13 @@ def run_check(options: CheckOptions, *, progress: Progress, save: Path | None = 
 
 
 def has_failed(document: Document) -> bool:
-    """Whether a section failed; one that did not run has not."""
+    """Whether a section failed. One that did not run does not count."""
     return any(section["status"] == FAILED for section in document["sections"])
 
 
 @dataclass
 class _Begun:
-    """A section under way, with the rows it has reported so far."""
+    """A section that is running, with the rows it has reported so far."""
 
     plan: SectionPlan
     since: float = field(default_factory=time.perf_counter)
@@ -117,7 +116,7 @@ class _Begun:
 
 
 class _Run:
-    """Workers, one after another, and the document that grows."""
+    """Starts workers, one after another, and builds the document."""
 
     def __init__(self, options: CheckOptions, progress: Progress, save: Path | None) -> None:
         self.started = time.perf_counter()
@@ -140,11 +139,11 @@ class _Run:
 
     @property
     def left(self) -> float:
-        """Seconds until the time is over."""
+        """Seconds that are left of the whole time."""
         return self._stop - time.perf_counter()
 
     def work(self) -> None:
-        """One worker: as many of the waiting sections as it lives for. What began and did not end has failed."""
+        """Start one worker and let it run the waiting sections. A section that it began and did not end has failed."""
         order = Order(
             device=self._options.device,
             size=self._options.size,
@@ -178,11 +177,11 @@ class _Run:
         self._settle(begun, event)
 
     def _seconds(self, plan: SectionPlan) -> float:
-        """The section's own limit is one of the full size: in a test only the whole has one."""
+        """Seconds that the section may take. Its own limit is for the full size; a small run only limits the whole."""
         return plan.seconds if self._options.size == "full" else self.left
 
     def _settle(self, begun: _Begun | None, ended: Ended) -> None:
-        """After a worker's end: blame the section it was in, and leave Triton out from now on."""
+        """After a worker has ended: mark the section that it was in as failed, and run no Triton from now on."""
         if begun is not None:
             seconds = time.perf_counter() - begun.since
             problems = [ended.said or ended.reason]
@@ -202,12 +201,12 @@ class _Run:
         self.write()
 
     def skip(self, reason: str, status: str = SKIPPED) -> None:
-        """Report all that is waiting as not run."""
+        """Report all waiting sections as not run."""
         for plan in self.waiting:
             self._add(_record(plan, status, reason))
 
     def write(self) -> None:
-        """The document as far as it goes, and its table beside it."""
+        """Write the document as it is now, and its tables beside it."""
         if self._save is None:
             return
         try:
@@ -222,6 +221,6 @@ class _Run:
 def _record(
     plan: SectionPlan, status: str, reason: str | None, *, seconds: float = 0.0, **found: list[Any]
 ) -> dict[str, Any]:
-    """A section's entry in the document; `found`: its rows, notes and problems."""
+    """A section's entry in the document. found: its rows, notes and problems."""
     known = {"name": plan.name, "title": plan.title, "status": status, "reason": reason, "seconds": seconds}
     return {**known, "rows": [], "notes": [], "problems": [], **found}

@@ -1,6 +1,6 @@
-"""Section of the GPU check: which of Triton's kernels pass their trial in the shapes of a model, and serve its passes.
+"""Section of the GPU check: which Triton kernels pass their trial in the shapes of a model, and run in its passes.
 
-What fails its trial is left out from here on, as it is at a start of the program.
+A kernel that fails its trial is not used by later sections either, as at a start of the program.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PASSES = ("decode", "verify", "extend", "step")
 
 
 def check_served(probe: Probe, finding: Finding) -> None:
-    """A row a kernel: its trial, and its launches in a step of decoding, a verify pass, and the head's two passes."""
+    """For each kernel: its trial, and how often a decoding step, a verify pass and the head's passes launch it."""
     problem = probe.triton_problem()
     if problem is not None:
         finding.rows.append({"kernel": "all", **dict.fromkeys(_PASSES), "result": f"{NOT_HERE}: {problem}"})
@@ -65,7 +65,7 @@ def check_served(probe: Probe, finding: Finding) -> None:
 
 
 def _launches(call: Callable[[], object], device: torch.device) -> Counter[str]:
-    from treeeagle_edge.kernels.triton.launch import counted  # imports triton: only where it can run
+    from treeeagle_edge.kernels.triton.launch import counted  # imports triton, so only where it can run
 
     with use_backend(TRITON), counted() as counter:
         call()
@@ -74,7 +74,7 @@ def _launches(call: Callable[[], object], device: torch.device) -> Counter[str]:
 
 
 def _judge(finding: Finding, row: Mapping[str, object], reasons: list[str], *, optional: bool) -> Row:
-    """`optional`: bitsandbytes may multiply every matrix itself."""
+    """Add the result to a row. optional: the kernel need not run, since bitsandbytes may multiply every matrix."""
     if reasons:
         return {"result": finding.fail(f"{row['kernel']}: {'; '.join(dict.fromkeys(reasons))}")}
     if all(row[name] for name in _PASSES):

@@ -1,4 +1,4 @@
-"""How large the GPU check is: in full on a card, and so small that every part of it runs on a CPU in a test."""
+"""Sizes of the GPU check: the full one for a card, and a small one with which a test runs every part on a CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAIN, SECOND = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2-7B-Instruct"
 
 @dataclass(frozen=True)
 class Model:
-    """Shapes that get random weights."""
+    """A model of which only the shapes are taken; its weights are random."""
 
     name: str
     config: ModelConfig
@@ -24,25 +24,26 @@ class Model:
 
 @dataclass(frozen=True)
 class Sizes:
-    """One size of the check. Bytes are least ones; samples, rounds and answers end early where time does."""
+    """All numbers of one size. Bytes are lower limits; samples and rounds are upper limits, for time may end first."""
 
     name: str
     main: Model
     head: HeadConfig  # of the main model
     second: Model
-    small: Model  # runs in fp32, where a tree and plain decoding may not differ
+    small: Model  # runs in fp32, where tree and plain decoding may not differ
     bits: int
     tree: TreeShape
     product_rows: tuple[int, ...]
-    contexts: tuple[int, ...]  # tokens, of attention
+    contexts: tuple[int, ...]  # tokens, where attention is timed
     context: int  # tokens, of engines
     prompt: int  # tokens
-    answer: int  # tokens: one, and whole rounds of 2, 3 and 4
-    rounds: int  # watched for growth
-    samples: int  # of every timed call
-    kernel_runs: int  # of every kernel on the same inputs
-    ring_bytes: int  # read before a weight comes up again, so that no cache still holds it
-    graph_bytes: int  # read by one replay of a graph, so that its launch does not count
+    # tokens: one of the prefill, and a number that 2, 3 and 4 divide, so that no round of so many tokens is cut
+    answer: int
+    rounds: int  # over which memory must not grow
+    samples: int  # how often each call is timed
+    kernel_runs: int  # how often each kernel runs on the same inputs
+    ring_bytes: int  # read before the same weight is used again, so that no cache still holds it
+    graph_bytes: int  # read by one replay of a graph, so that the time of its launch does not matter
     copy_bytes: int  # copied to measure bandwidth
 
     @property
@@ -52,7 +53,7 @@ class Sizes:
 
     @property
     def slots(self) -> int:
-        """Slots of an engine: the context, one tree, a throwaway row."""
+        """Slots of an engine: for the context, for one tree, and one for rows whose results nobody reads."""
         return self.context + self.tree_rows + 1
 
 

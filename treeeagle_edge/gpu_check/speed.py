@@ -1,7 +1,7 @@
-"""Section of the GPU check: tokens per second, plain and with trees, at rates of acceptance that a script sets.
+"""Section of the GPU check: tokens per second, plain and with trees, at acceptance rates that a script sets.
 
-Measured: the engine's own loop over a led target and a scripted head, whose passes are really made. By arithmetic: the
-graphs of `passes`, put together as a round; drafting on the host is not counted there.
+Measured: the engine's own loop over a led target and a scripted head, which runs the passes of a real one. By
+arithmetic: times of the graphs in section `passes`, added up to a round, without the host's part of drafting.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from treeeagle_edge.gpu_check.timing import GRAPH, wait
 from treeeagle_edge.kernels.dispatch import use_backend
 from treeeagle_edge.sampling_params import SamplingParams
 
-SETTLED = (2, 3, 4)  # tokens a round
+SETTLED = (2, 3, 4)  # tokens that a round gives
 _REPETITIONS = 3
 
 
 def check_speed(probe: Probe, finding: Finding) -> None:
-    """A row an attention and acceptance: tokens/s and their ratio to plain decoding in the same run."""
+    """For each attention and acceptance: tokens/s, and their ratio to plain decoding in the same run."""
     columns = ("wanted tokens/round", "tokens/round", "tokens/s", "speedup", "source")
     each = probe.left / len(probe.backends())
     for name in probe.backends():
@@ -35,7 +35,7 @@ def check_speed(probe: Probe, finding: Finding) -> None:
 
 
 def _measured(probe: Probe, finding: Finding, name: str, stop: float) -> list[Row]:
-    """Plain decoding and all trees, interleaved; the median of what time allows."""
+    """Medians of plain decoding and of all trees, interleaved, over as many repetitions as time allows."""
     sizes = probe.sizes
     target = probe.model(sizes.main).target(LED, sizes.context)
     prompt = prompt_of(target, sizes.prompt)
@@ -45,7 +45,7 @@ def _measured(probe: Probe, finding: Finding, name: str, stop: float) -> list[Ro
             settled: engine_of(target, ScriptedHead(probe.head(), text, settled - 1), sizes)
             for settled in SETTLED
         }
-        arms = {1: engines[SETTLED[0]], **engines}  # 1: the same engine, without drafting
+        arms = {1: engines[SETTLED[0]], **engines}  # 1 token: the same engine, without drafting
         speeds: dict[int, list[float]] = {settled: [] for settled in arms}
         rates: dict[int, float] = {}
         for repetition in range(_REPETITIONS + 1):  # the first warms up
@@ -69,7 +69,7 @@ def _measured(probe: Probe, finding: Finding, name: str, stop: float) -> list[Ro
 
 
 def _answer(probe: Probe, engine: Engine, prompt: list[int], *, speculate: bool) -> tuple[float, float]:
-    """Tokens/s from the first token on, by the clock of the host, which is whose loop it is; and tokens a round."""
+    """Tokens/s after the first token, by the host's clock, since the host runs the loop; and tokens per round."""
     engine.reset()
     params = SamplingParams(temperature=0.0, max_tokens=probe.sizes.answer)
     rounds = engine.generate(prompt, params, speculate=speculate, reuse_prefix=False)
@@ -83,7 +83,7 @@ def _answer(probe: Probe, engine: Engine, prompt: list[int], *, speculate: bool)
 
 
 def by_arithmetic(probe: Probe, name: str) -> list[Row]:
-    """What rounds of the measured graphs would give, where there are such figures."""
+    """Tokens/s of rounds made of the graphs that section `passes` timed; no rows where it did not."""
     us = {key: probe.facts.get(f"{name}.{GRAPH}.{key}") for key in ("decode", "verify", "extend", "step")}
     decode, verify, extend, step = us["decode"], us["verify"], us["extend"], us["step"]
     if decode is None or verify is None or extend is None or step is None:

@@ -1,6 +1,6 @@
-"""Times calls on the device: interleaved, by CUDA events, as a CUDA graph where launching takes longer than running.
+"""Times calls on the device: interleaved, with CUDA events, as a CUDA graph where launching takes longer than running.
 
-On the CPU, which is for tests, by the clock and never as a graph.
+On a CPU, which only tests use, calls are timed by the clock and never as a graph.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import TypeVar
 
 import torch
 
+from treeeagle_edge.cuda_graphs import CudaCapture
 from treeeagle_edge.errors import CannotRunError, TreeEagleError, reason_of
 
 Item = TypeVar("Item")
 EAGER, GRAPH = "eager", "graph"
-_WARM_UPS = 2
 _LEAST_SAMPLES = 3
 
 
 @dataclass(frozen=True)
 class Arm:
-    """Something to time."""
+    """A call to be timed."""
 
     call: Callable[[], object]
-    per: int = 1  # repetitions of what is measured in one call
+    per: int = 1  # how often one call repeats what is measured
     how: str = EAGER
 
 
@@ -40,42 +40,32 @@ class Timing:
     how: str
 
 
-def as_graph(call: Callable[[], object], device: torch.device, per: int = 1) -> Arm:
-    """`call`, captured as a CUDA graph after it ran twice; `per` as in `Arm`.
+def as_graph(call: Callable[[], object], device: torch.device) -> Arm:
+    """`call`, captured as a CUDA graph as the engine captures its rounds.
 
-    Raises CannotRunError on the CPU, RuntimeError where `call` does what a graph cannot hold.
+    Raises CannotRunError on the CPU, RuntimeError where `call` cannot be captured.
     """
-    if device.type != "cuda":
-        raise CannotRunError("CUDA graphs need a CUDA device", "run this on the machine with the card")
-    current, aside = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-    aside.wait_stream(current)
-    with torch.cuda.stream(aside):
-        for _ in range(_WARM_UPS):
-            call()
-    current.wait_stream(aside)
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return Arm(graph.replay, per, GRAPH)
+    return Arm(CudaCapture(device)(repeated(call, 1)), how=GRAPH)
 
 
-def fastest_arm(call: Callable[[], object], device: torch.device, per: int = 1) -> tuple[Arm, str | None]:
-    """`call` as a graph, or as it is, with the reason why it could not be captured."""
+def fastest_arm(call: Callable[[], object], device: torch.device) -> tuple[Arm, str | None]:
+    """`call` as a graph; or as it is, with the reason why it could not be captured."""
     try:
-        return as_graph(call, device, per), None
+        return as_graph(call, device), None
     except CannotRunError as error:
-        return Arm(call, per), error.message
+        return Arm(call), error.message
     except RuntimeError as error:
-        torch.cuda.synchronize(device)  # raises where more is broken than the capture
-        return Arm(call, per), f"not captured: {said(error)}"
+        torch.cuda.synchronize(device)  # raises where not only the capture failed
+        return Arm(call), f"not captured: {said(error)}"
 
 
 def interleaved(
     arms: Mapping[str, Arm], device: torch.device, samples: int, stop: float
 ) -> dict[str, Timing]:
-    """Time every arm once, then every arm again, up to `samples` times; three at least, also past the moment `stop`
-    (of `time.perf_counter`). A graph follows itself, so that its launch is over when its clock starts.
+    """Time every arm once, then every arm again, up to `samples` times.
+
+    At the moment `stop` (of `time.perf_counter`) it ends early, but not before three samples. A graph is replayed twice
+    and only the second replay is timed, so that the time of its launch does not count.
     """
     found: dict[str, list[float]] = {name: [] for name in arms}
     for arm in arms.values():
@@ -92,7 +82,7 @@ def interleaved(
 
 
 def repeated(call: Callable[[], object], times: int) -> Callable[[], None]:
-    """`call`, so many times in a row. Results are dropped at once, so that a graph needs the memory of one."""
+    """`call`, repeated `times` times. Results are dropped at once, so that a graph needs memory for only one."""
 
     def run() -> None:
         for _ in range(times):
@@ -112,13 +102,13 @@ def walk(items: Iterable[Item], call: Callable[[Item], object]) -> Callable[[], 
 
 
 def wait(device: torch.device) -> None:
-    """Until everything that was launched is done."""
+    """Wait until everything that was launched has ended."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def said(error: BaseException) -> str:
-    """What an error says, as the end of a sentence."""
+    """The text of an error, as the end of a sentence."""
     if isinstance(error, TreeEagleError):
         return error.message
     return reason_of(error) if isinstance(error, Exception) else type(error).__name__

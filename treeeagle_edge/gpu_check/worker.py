@@ -1,4 +1,4 @@
-"""The worker process of the GPU check: runs sections on the device and writes what they found, a line an event."""
+"""The worker process of the GPU check: runs sections on the device and writes events, each a line of JSON."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ SECTIONS: Mapping[str, Callable[[Probe, Finding], None]] = MappingProxyType(
         "products-2": check_second_products,
     }
 )
-_LEAST_SECONDS = 5.0  # no section begins with less
+_LEAST_SECONDS = 5.0  # no section begins where less time is left
 _DISTRIBUTIONS = ("torch", "triton", "bitsandbytes", "transformers")
 
 
 def main(text: str) -> int:
-    """Run what the order asks for. Exit code 0, or `LOST` where the device answers no more."""
+    """Run the sections of the order `text`. Returns the exit code: 0, or `LOST` where the device no longer works."""
     order = Order.read(text)
     channel = _private_stdout()
     device = torch.device(order.device)
@@ -83,12 +83,15 @@ def main(text: str) -> int:
         section, lost = run_section(SECTIONS[name], probe)
         _send(channel, {"event": "end", "section": section, "facts": probe.facts})
         if lost:
-            os._exit(LOST)  # destructors of a broken context may not return
+            os._exit(LOST)  # without destructors, which may never return on a broken device
     return 0
 
 
 def run_section(section: Callable[[Probe, Finding], None], probe: Probe) -> tuple[dict[str, Any], bool]:
-    """What the document keeps of it, and whether the device answers no more. Raises nothing that the section raises."""
+    """Run one section. Returns its part of the document, and whether the device no longer works.
+
+    What the section raises becomes a part of its result.
+    """
     finding, started, lost = Finding(), time.perf_counter(), False
     status, reason = OK, None
     try:
@@ -116,7 +119,7 @@ def run_section(section: Callable[[Probe, Finding], None], probe: Probe) -> tupl
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """The card, or the processor in its place, and the versions of what runs on it."""
+    """The card, or the processor where there is none, and the versions of the software."""
     hardware = detect(str(device))
     versions: dict[str, str | None] = {"treeeagle-edge": __version__, "python": sys.version.split()[0]}
     versions |= {name: _version(name) for name in _DISTRIBUTIONS} | {"CUDA": torch.version.cuda}
@@ -136,12 +139,12 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def label(environment: Mapping[str, Any]) -> str:
-    """What every figure is labelled with."""
+    """The name of the device, which stands beside all figures."""
     return f"{environment['card']} ({environment['architecture']})"
 
 
 def _version(name: str) -> str | None:
-    """Of the package itself where it was copied without its metadata."""
+    """Version of a package; None where it is not installed. A package that was only copied has no known version."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -150,7 +153,7 @@ def _version(name: str) -> str | None:
 
 
 def _private_stdout() -> IO[str]:
-    """The pipe to the parent; whatever else is printed, by whichever library, goes to stderr."""
+    """The pipe to the parent process. From now on, stdout of all libraries goes to stderr."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return channel
@@ -162,7 +165,7 @@ def _send(channel: IO[str], event: Mapping[str, Any]) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """The same with words in place of numbers that JSON has none for."""
+    """`value` with words for infinity and NaN, which JSON does not have."""
     if isinstance(value, Mapping):
         return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

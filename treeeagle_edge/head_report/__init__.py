@@ -1,1 +1,1 @@
-"""`treeeagle eval-head`: how good a draft head is for its target, counted and shown."""
+"""`treeeagle eval-head`: counts how good a draft head is for its target, and shows the result."""

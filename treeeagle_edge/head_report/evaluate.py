@@ -1,45 +1,28 @@
-"""Measures how good a draft head is for its target: every question is answered once for each node budget.
+"""Measures how good a draft head is for its target. Every question is answered once with each node budget.
 
-The engine runs as in a chat, with trees of one depth and branching; only the number of nodes differs. What the target
-makes of the trees is counted (`tally.py`); nothing is timed.
+The engine runs as in a chat. All trees have the same depth and branching; only their number of nodes differs. How many
+nodes the target accepts is counted (`tally.py`); nothing is timed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from treeeagle_edge.bench.arms import BenchTokenizer
 from treeeagle_edge.bench.prompts import BenchPrompt, builtin_prompts, read_prompts
 from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.head_report.tally import Tally, tally
-from treeeagle_edge.prompt import Turn, build_messages
-from treeeagle_edge.rounds import Round, TreeShape
+from treeeagle_edge.progress import Progress, silent
+from treeeagle_edge.prompt import TextCodec, Turn, build_messages
+from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.token_engine import TokenEngine
 
 if TYPE_CHECKING:
     from treeeagle_edge.runtime import Runtime
-
-
-class EvalEngine(Protocol):
-    """What the measurement needs of the engine."""
-
-    @property
-    def context(self) -> int:
-        """Longest prompt and answer together, in tokens."""
-
-    def generate(
-        self,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        reuse_prefix: bool = True,
-        tree: TreeShape | None = None,
-    ) -> Iterator[Round]:
-        """The prefill's Round, then one a verify pass, drafting trees of the shape `tree`."""
 
 
 @dataclass(frozen=True)
@@ -57,34 +40,34 @@ class EvalOptions:
     settings: RunSettings  # its `nodes` is the largest budget, so that slots are reserved for every tree
     params: SamplingParams  # without stop ids, which come from the model
     prompts: tuple[PromptSet, ...]
-    shapes: tuple[TreeShape, ...]  # one a budget, the smallest first; depth and branching are the same in all
-    limit: int | None = None  # questions taken of each set, None for all
+    shapes: tuple[TreeShape, ...]  # for each budget, the smallest first; all of one depth and branching
+    limit: int | None = None  # how many questions of each set are asked; None: all
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What was counted over one answer."""
+class CountedAnswer:
+    """The acceptance counts of one answer."""
 
     prompt_set: str
-    nodes: int  # the budget
+    nodes: int  # the node budget of its trees
     tally: Tally
 
 
 @dataclass(frozen=True)
 class HeadReport:
-    """All answers, of whole questions only: each was answered with every budget."""
+    """All answers to the questions that were answered with every budget."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[CountedAnswer, ...]
     answered: int  # questions
     asked: int  # questions; more than `answered` where Ctrl-C ended the run
 
     @property
     def interrupted(self) -> bool:
-        """Whether questions were left."""
+        """Whether questions were left out."""
         return self.answered < self.asked
 
     def tallies(self, nodes: int, prompt_set: str | None = None) -> list[Tally]:
-        """Those of one budget: of one set of prompts, or of all."""
+        """The tallies of one budget, for one set of prompts or for all."""
         return [
             answer.tally
             for answer in self.answers
@@ -93,11 +76,12 @@ class HeadReport:
 
 
 def prompt_sets(files: Sequence[Path], *, builtin: bool, limit: int | None) -> tuple[PromptSet, ...]:
-    """One set a file, in the MT-bench question format and of each question its first turn; then the built-in ones.
+    """The questions to ask: one set for each file, then one for each built-in scenario.
 
-    These come by scenario, where `builtin` asks for them or no file is given. `limit` takes the first questions of
-    each file and scenario. Files of one name in different folders are told apart by their paths. Raises InputError
-    for a file that cannot be read as that, UsageError for one that is given twice.
+    Files are in the MT-bench question format; only the first turn of a question is asked. A set has the name of its
+    file, or its path where two files have the same name. The built-in scenarios come in where `builtin` is true or no
+    file is given. limit: how many questions are taken of each file and scenario. Raises InputError for a file that
+    cannot be read, UsageError for one that is given twice.
     """
     twice = next((path for path in files if files.count(path) > 1), None)
     if twice is not None:
@@ -115,14 +99,12 @@ def prompt_sets(files: Sequence[Path], *, builtin: bool, limit: int | None) -> t
     return tuple(sets)
 
 
-def evaluate(
-    options: EvalOptions, *, progress: Callable[[str], None] = lambda text: None
-) -> tuple[HeadReport, Runtime]:
-    """Load once, with slots for the largest budget, and measure every budget. `progress` gets short messages.
+def evaluate(options: EvalOptions, *, progress: Progress = silent) -> tuple[HeadReport, Runtime]:
+    """Load the models once, with slots for the largest budget, and measure every budget.
 
-    Raises the loader's errors, InputError where the target has no head here or a prompt does not fit the context.
+    Raises the loader's errors, and InputError where the target has no head here or a prompt does not fit the context.
     """
-    from treeeagle_edge.runtime import load_runtime  # imports torch: seconds
+    from treeeagle_edge.runtime import load_runtime  # imports torch, which takes seconds
 
     runtime = load_runtime(options.settings, progress=progress)
     if not runtime.engine.has_head:
@@ -137,25 +119,25 @@ def evaluate(
 
 
 def measure(
-    engine: EvalEngine,
-    tokenizer: BenchTokenizer,
+    engine: TokenEngine,
+    tokenizer: TextCodec,
     sets: Sequence[PromptSet],
     shapes: Sequence[TreeShape],
     params: SamplingParams,
     *,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Progress = silent,
 ) -> HeadReport:
-    """Answer every question with every shape. Ctrl-C keeps the questions that are complete, if there are any.
+    """Answer every question with every shape. Ctrl-C ends the run; complete questions are kept, if there are any.
 
-    No prefix is reused, so that an answer does not depend on those before it. Raises InputError, before the first
-    answer, for a prompt that leaves no room for a round in the context.
+    No prefix is reused, so that an answer does not depend on those before it. Raises InputError for a prompt that
+    leaves no room for a round in the context, before anything is answered.
     """
     questions = [
         (item.name, prompt.name, _prompt_ids(tokenizer, prompt, engine.context))
         for item in sets
         for prompt in item.prompts
     ]
-    answers: list[Answer] = []
+    answers: list[CountedAnswer] = []
     answered = 0
     try:
         for prompt_set, name, ids in questions:
@@ -163,7 +145,7 @@ def measure(
             found = []
             for shape in shapes:
                 rounds = list(engine.generate(ids, params, reuse_prefix=False, tree=shape))
-                found.append(Answer(prompt_set, shape.nodes, tally(rounds, shape.depth)))
+                found.append(CountedAnswer(prompt_set, shape.nodes, tally(rounds, shape.depth)))
             answers += found
             answered += 1
     except KeyboardInterrupt:
@@ -172,11 +154,11 @@ def measure(
     return HeadReport(tuple(answers), answered, len(questions))
 
 
-def _prompt_ids(tokenizer: BenchTokenizer, prompt: BenchPrompt, context: int) -> list[int]:
-    """The first turn through the model's chat template, as ids."""
+def _prompt_ids(tokenizer: TextCodec, prompt: BenchPrompt, context: int) -> list[int]:
+    """Ids of the first turn, rendered with the model's chat template."""
     messages = build_messages(None, [Turn(prompt.turns[0])])
     ids = tokenizer.encode(tokenizer.render(messages, add_generation_prompt=True))
-    if len(ids) + 2 > context:  # a token of the prefill, and one of a round
+    if len(ids) + 2 > context:  # the prefill gives a token, and so does the shortest round
         raise InputError(
             f"the prompt {prompt.name} has {len(ids):,} tokens, "
             f"which leaves no room for an answer in a context of {context:,}",

@@ -1,7 +1,7 @@
-"""The report on a head as one JSON object, and as Markdown tables drawn from it.
+"""The report on a head as one JSON object, and as Markdown tables that are made from it.
 
-The object of `-o json`, schema "treeeagle-eval-head/1". Shares and probabilities are from 0 to 1; null stands for what
-could not be measured, where no round ran or no node was judged.
+The object of `-o json` has the schema "treeeagle-eval-head/1". Shares and probabilities are from 0 to 1. A figure is
+null where no round ran, or where the target judged no node.
 
 - `schema`; `environment` (versions, device and time, as of `treeeagle bench`);
 - `settings`: `model`, `head`, `bits`, `head_bits`, `lm_head_bits`, `kernels`, `context`, `threads`, `profile`, `depth`,
@@ -11,18 +11,19 @@ could not be measured, where no round ran or no node was judged.
   - `budgets`: a list in the order of `settings.budgets`, each with
     - `nodes`: the budget, root not counted;
     - `tokens`: of the answers, the prefill's included; `rounds`: verify passes, the prefill is none;
-    - `accepted`: nodes walked; `tokens_per_round`: the sum of (accepted + 1) over rounds, by rounds;
+    - `accepted`: nodes accepted; `tokens_per_round`: the mean of (accepted + 1) over rounds;
     - `first_token_acceptance`: share of the rounds with a tree in which the head's likeliest token was the target's;
-    - `acceptance_by_depth`: from depth 1, share of the rounds whose walk got there; the sum is tokens_per_round - 1;
-  - `calibration`, over the judged nodes of the largest trees: those whose parent was walked, so that the target had
-    its say about them:
+    - `acceptance_by_depth`: from depth 1, share of the rounds that accepted a node there; the sum is
+      tokens_per_round - 1;
+  - `calibration`, over the judged nodes of the largest trees: those whose parent was accepted, so that the target
+    either accepted or refused them:
     - `nodes`: the budget; `judged`: how many nodes; `expected_calibration_error` (arXiv 1706.04599);
     - `bins`: ten, each with `from`, `to`, `nodes`, `predicted` (mean of the probabilities that the head gave the nodes,
-      each given its parent) and `observed` (share of the nodes that were walked);
+      each given its parent) and `observed` (share of the nodes that were accepted);
 - `notes`: a list of sentences.
 
-Every figure pools its rounds or nodes: a long answer weighs more than a short one. When decoding is greedy, the
-target's likeliest token is walked however likely it was. So even a head that gave the target's own distribution would
+Every figure pools its rounds or nodes: a long answer weighs more than a short one. In greedy decoding the target's
+likeliest token is accepted, however likely it was. So even a head that predicted the target's own distribution would
 lie above the diagonal where it is surest, and below it elsewhere.
 """
 
@@ -32,10 +33,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treeeagle_edge.bench.report import Document, aligned_table
+from treeeagle_edge.bench.document import Document
 from treeeagle_edge.bench.run import environment_of
 from treeeagle_edge.head_report.evaluate import EvalOptions, HeadReport
 from treeeagle_edge.head_report.tally import Tally, bin_edges, total
+from treeeagle_edge.markdown_table import aligned_table, number
 
 if TYPE_CHECKING:
     from treeeagle_edge.runtime import Runtime
@@ -44,7 +46,7 @@ SCHEMA = "treeeagle-eval-head/1"
 
 
 def build_document(report: HeadReport, options: EvalOptions, runtime: Runtime) -> Document:
-    """Everything that was measured, in the form of `-o json`."""
+    """The whole result in the form of `-o json`."""
     budgets = [shape.nodes for shape in options.shapes]
     answered = {answer.prompt_set for answer in report.answers}
     rows = [_row(report, budgets, item.name) for item in options.prompts if item.name in answered]
@@ -148,7 +150,7 @@ def render(document: Document, output: str) -> str:
         f"Calibration with {largest} nodes: of drafted nodes whose parent was accepted, the head's probability for"
         " them and the share accepted:",
         _calibration_table(document["summary"]["calibration"]["bins"]),
-        f"Expected calibration error: {_number(error, 3)}",
+        f"Expected calibration error: {number(error, 3)}",
         "\n".join(f"- {note}" for note in document["notes"]),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -181,7 +183,7 @@ def _tokens_table(document: Document) -> str:
             row["name"].replace("|", "\\|"),
             f"{row['questions']:,}",
             f"{row['budgets'][-1]['tokens']:,}",
-            *(_number(entry["tokens_per_round"], 2) for entry in row["budgets"]),
+            *(number(entry["tokens_per_round"], 2) for entry in row["budgets"]),
         )
         for row in _all_rows(document)
     ]
@@ -189,7 +191,7 @@ def _tokens_table(document: Document) -> str:
 
 
 def _acceptance_table(what: str, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """One line an entry: the name given with it, and its acceptance."""
+    """One line for each (name, budget entry)."""
     depths = max(len(entry["acceptance_by_depth"]) for _, entry in entries)
     header = (what, "rounds", "first token", *(f"depth {level}" for level in range(1, depths + 1)))
     rows = []
@@ -205,16 +207,12 @@ def _calibration_table(bins: Sequence[Mapping[str, Any]]) -> str:
         (
             f"{item['from']:.1f} to {item['to']:.1f}",
             f"{item['nodes']:,}",
-            _number(item["predicted"], 3),
-            _number(item["observed"], 3),
+            number(item["predicted"], 3),
+            number(item["observed"], 3),
         )
         for item in bins
     ]
     return aligned_table(("probability", "nodes", "predicted", "accepted"), rows)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def _percent(share: float | None) -> str:

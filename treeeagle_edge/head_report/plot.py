@@ -1,19 +1,20 @@
-"""The report on a head as a picture: a reliability diagram next to acceptance by depth."""
+"""Draws the report on a head: a reliability diagram beside acceptance by depth."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from treeeagle_edge.bench.plot import save
-from treeeagle_edge.bench.report import Document
+from treeeagle_edge.bench.document import Document
+from treeeagle_edge.bench.plot import draw_acceptance, save
+from treeeagle_edge.markdown_table import number
 
 _LARGEST_POINT = 220  # square points, for the bin with most nodes
 _COLOUR = "#2e7d4f"
 
 
 def draw(document: Document, path: Path) -> None:
-    """Write the picture; `check_plot` of the bench says beforehand whether that can work.
+    """Write the picture. `treeeagle_edge.bench.plot.check_plot` says beforehand whether that can work.
 
     Raises InputError where the file cannot be written.
     """
@@ -29,7 +30,7 @@ def draw(document: Document, path: Path) -> None:
 
 
 def draw_reliability(axes: Any, document: Document) -> None:
-    """One point a bin that holds nodes, over all prompts; its area is the bin's share of the nodes."""
+    """One point for each bin that holds nodes, over all prompts. Its area shows the bin's share of the nodes."""
     calibration = document["summary"]["calibration"]
     bins = [item for item in calibration["bins"] if item["nodes"]]
     axes.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle="--", label="calibrated")
@@ -56,22 +57,13 @@ def draw_reliability(axes: Any, document: Document) -> None:
 
 
 def draw_depth(axes: Any, document: Document) -> None:
-    """One line a budget, over all prompts."""
-    for entry in document["summary"]["budgets"]:
-        shares = entry["acceptance_by_depth"]
-        if shares:
-            axes.plot(
-                range(1, len(shares) + 1),
-                [100 * share for share in shares],
-                marker="o",
-                label=f"{entry['nodes']} nodes, {entry['tokens_per_round']:.2f} tokens a round",
-            )
-    axes.set_ylim(0, 100)
-    axes.set_xlabel("depth in the tree")
-    axes.set_ylabel("% of rounds whose walk got there")
-    axes.set_title("acceptance by depth")
-    if axes.lines:
-        axes.legend(fontsize=8)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-    else:
-        axes.text(0.5, 50, "no round", ha="center")
+    """One line for each budget, over all prompts."""
+    lines: list[tuple[str, list[float], dict[str, Any]]] = [
+        (
+            f"{entry['nodes']} nodes, {number(entry['tokens_per_round'], 2)} tokens a round",
+            entry["acceptance_by_depth"],
+            {},
+        )
+        for entry in document["summary"]["budgets"]
+    ]
+    draw_acceptance(axes, lines, share_of="rounds", nothing="no round")

@@ -1,4 +1,4 @@
-"""What the target's walks say about a draft head: counts over rounds, and the figures made of them."""
+"""Counts what the target accepted of a head's trees, and computes figures from the counts."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ BINS = 10  # of equal width, from probability 0 to 1
 class Bin:
     """Judged nodes of one range of predicted probability.
 
-    A node is judged where its parent was walked: only then the target had its say. The root counts as walked.
+    A node is judged where its parent was accepted: only then did the target accept or refuse it. The root counts as
+    accepted.
     """
 
     nodes: int = 0
-    predicted: float = 0.0  # sum over the nodes of the head's probability for each, given its parent
-    accepted: int = 0  # of the nodes, those that were walked
+    predicted: float = 0.0  # sum of the probabilities that the head gave the nodes, each given its parent
+    accepted: int = 0  # how many of the nodes were accepted
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts over the verify passes of one or more answers with one shape of tree; sums of them add up."""
+    """Counts over the verify passes of one or more answers with trees of one shape. Tallies can be added up."""
 
-    tokens: int  # of the answers, the one of the prefill included
-    rounds: int  # verify passes; the prefill is none
-    drafted_rounds: int  # of these, the ones with a tree: the last of an answer may have no room for one
-    accepted: int  # nodes walked, before an answer is cut at its end
+    tokens: int  # in the answers, the one of the prefill included
+    rounds: int  # verify passes; the prefill is not one
+    drafted_rounds: int  # rounds with a tree: the last round of an answer may have no room for one
+    accepted: int  # nodes accepted, also those that the end of an answer cut off
     first_choices: int  # rounds in which the target took the token that the head thought likeliest
-    reached: tuple[int, ...]  # [depth] rounds whose walk got to depth 1, 2, ...
+    reached: tuple[int, ...]  # [depth] rounds that accepted a node at depth 1, 2, ...
     bins: tuple[Bin, ...]  # [BINS]
     failures: int  # rounds that decoded plainly because the head gave non-finite scores
 
     @property
     def tokens_per_round(self) -> float | None:
-        """Sum of (accepted + 1) over rounds, by rounds. None without a round."""
+        """Mean of (accepted + 1) over rounds. None without a round."""
         return (self.accepted + self.rounds) / self.rounds if self.rounds else None
 
     @property
@@ -53,22 +54,22 @@ class Tally:
 
     @property
     def acceptance_by_depth(self) -> tuple[float, ...]:
-        """[depth] share of the rounds whose walk got to depth 1, 2, ...; empty without a round.
+        """[depth] share of the rounds that accepted a node at depth 1, 2, ...; empty without a round.
 
-        Their sum is `tokens_per_round` less one.
+        The shares sum up to `tokens_per_round` less one.
         """
         return tuple(walks / self.rounds for walks in self.reached) if self.rounds else ()
 
     @property
     def judged(self) -> int:
-        """Nodes the target had its say about."""
+        """How many nodes the target judged."""
         return sum(item.nodes for item in self.bins)
 
     @property
     def calibration_error(self) -> float | None:
         """Expected calibration error (Guo et al., arXiv 1706.04599), 0 to 1. None without a judged node.
 
-        The mean over judged nodes of how far, in a node's bin, the share accepted lies from the mean prediction.
+        In each bin, how far the share accepted lies from the mean prediction; then the mean over all judged nodes.
         """
         if not self.judged:
             return None
@@ -76,7 +77,7 @@ class Tally:
 
 
 def tally(rounds: Sequence[Round], depth: int) -> Tally:
-    """Count one answer. `rounds` are all of `Engine.generate`, the prefill's first; `depth` is the trees' deepest."""
+    """Count one answer. rounds: all that `Engine.generate` gave, prefill first. depth: the deepest a tree may be."""
     passes = [item for item in rounds if item.kind != "prefill"]
     drafts = [(item.tree, item.walked) for item in passes if item.tree is not None and item.drafted]
     return Tally(
@@ -125,7 +126,7 @@ def _bins(drafts: Sequence[tuple[DraftTree, tuple[int, ...]]]) -> tuple[Bin, ...
         for row, parent in enumerate(tree.parents):
             if parent in path:
                 probability = math.exp(tree.log_probs[row] - tree.log_probs[parent])
-                # a certain node belongs to the last bin, however the difference of two sums was rounded
+                # rounding may give a certain node a little more than 1: it belongs to the last bin
                 found[min(int(probability * BINS), BINS - 1)].append((probability, row in path))
     return tuple(
         Bin(len(nodes), math.fsum(probability for probability, _ in nodes), sum(took for _, took in nodes))
@@ -134,5 +135,5 @@ def _bins(drafts: Sequence[tuple[DraftTree, tuple[int, ...]]]) -> tuple[Bin, ...
 
 
 def bin_edges() -> tuple[tuple[float, float], ...]:
-    """[BINS] lower edge (inside the bin) and upper edge (outside it, but for the last)."""
+    """[BINS] lower edge, which belongs to the bin, and upper edge, which does not except in the last bin."""
     return tuple(pairwise(edge / BINS for edge in range(BINS + 1)))

@@ -1,4 +1,4 @@
-"""Where the hub's own cache keeps a repository, and what of it is here."""
+"""Where the hub's own cache keeps a repository, and how much of it is on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.hub.repository import RemoteFile, Repository
-from treeeagle_edge.plan import format_size
+from treeeagle_edge.units import format_size
 
 
 class CacheFolder:
@@ -26,11 +26,11 @@ class CacheFolder:
         self._locks = self.cache / ".locks" / folder
 
     def blob(self, file: RemoteFile) -> Path:
-        """Where a whole file lies."""
+        """The path of a complete file."""
         return self._blobs / file.checksum
 
     def partial(self, file: RemoteFile) -> Path:
-        """Where a file lies while it comes."""
+        """The path of a file that is being fetched."""
         return self._blobs / f"{file.checksum}.incomplete"
 
     def lock(self, file: RemoteFile) -> Path:
@@ -38,11 +38,9 @@ class CacheFolder:
         return self._locks / f"{file.checksum}.lock"
 
     def whole(self, file: RemoteFile) -> Path | None:
-        """The file where it is here at its declared size, None otherwise."""
-        places = (
-            self.snapshot / file.name,
-            self.blob(file),
-        )  # the first holds it where links are not to be had
+        """The file, where it is on this machine with its declared size, else None."""
+        # in the snapshot it is a link to the blob, or the file itself on systems without links
+        places = (self.snapshot / file.name, self.blob(file))
         return next((place for place in places if _size(place) == file.size), None)
 
     def bytes_here(self, file: RemoteFile) -> int:

@@ -1,7 +1,8 @@
-"""Brings files of a repository into the hub's own cache: resumable at any byte, checked against what the hub declares.
+"""Downloads files of a repository into the hub's own cache, resumable at any byte and checked by checksum.
 
-The hub's client writes to a file of its own that it removes when it is interrupted, and compares sizes only. So what it
-transfers here goes to the cache's `<checksum>.incomplete`, which stays, and gets its name when its checksum is right.
+The hub's client alone would write to a temporary file that it removes when interrupted, and would compare sizes only.
+Here it writes to the cache's `<checksum>.incomplete`. That file stays after an interruption, and gets its final name
+once its checksum is the one that the hub declares.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from typing import Any
 
 from treeeagle_edge.errors import CannotRunError, InputError
 from treeeagle_edge.hub.cache import CacheFolder, require_space
-from treeeagle_edge.hub.progress import CountedFile, Meter, Progress
+from treeeagle_edge.hub.progress import CountedFile, Meter
 from treeeagle_edge.hub.repository import RemoteFile, Repository
 from treeeagle_edge.json_file import read_json
-from treeeagle_edge.plan import format_size
+from treeeagle_edge.progress import Progress, silent
+from treeeagle_edge.units import format_size
 
 _CLIENT_BARS = "huggingface_hub.http_get"
-_MOST_BREAKS = 100  # of a line in one file, each after some bytes
-_SLOW_TO_READ = 200 * 10**6  # bytes of a file whose checksum takes long enough to be worth a word
+_MOST_BREAKS = 100  # how often the connection may break while one file comes, if each time some bytes came
+_SLOW_TO_READ = 200 * 10**6  # bytes; before the checksum of a larger file is computed, a message says so
 
 
 def fetch_config(repository: Repository) -> dict[str, Any]:
@@ -33,7 +35,7 @@ def fetch_config(repository: Repository) -> dict[str, Any]:
 
     file = repository.file("config.json")
     with _quiet_client():
-        _bring(repository, file, Meter(lambda _: None, file.size), verify=False)
+        _bring(repository, file, Meter(silent, file.size), verify=False)
         return read_json(Path(hf_hub_download(repository.name, file.name, revision=repository.commit)))
 
 
@@ -42,9 +44,9 @@ def download(
 ) -> Path:
     """Folder that holds all of `files`, config.json among them, each with its declared size and checksum.
 
-    What is here already is believed by its size; with `verify` it is read and compared too. An interruption loses
-    nothing. Raises InputError where a file comes damaged, CannotRunError without space, and the errors of the hub's
-    client.
+    Files that are here already are accepted by their size; with `verify` they are read and compared too. An
+    interruption loses nothing. Raises InputError where a file comes damaged, CannotRunError without space, and the
+    errors of the hub's client.
     """
     from huggingface_hub import hf_hub_download
 
@@ -65,7 +67,7 @@ def download(
 
 
 def _bring(repository: Repository, file: RemoteFile, meter: Meter, *, verify: bool) -> None:
-    """Have `file` whole in the cache."""
+    """Make sure that `file` is whole in the cache."""
     from huggingface_hub.utils import WeakFileLock
 
     folder = CacheFolder(repository)
@@ -101,7 +103,7 @@ def _fetch(repository: Repository, file: RemoteFile, folder: CacheFolder, meter:
 
 
 def _transfer(repository: Repository, file: RemoteFile, folder: CacheFolder, meter: Meter) -> None:
-    """Fetch what is missing of `file`, again and again where the line breaks, as long as bytes come."""
+    """Fetch what is missing of `file`. Where the connection breaks, try again, as long as some bytes come each time."""
     for breaks in range(1, _MOST_BREAKS + 1):
         begun = folder.bytes_here(file)
         try:
@@ -121,7 +123,7 @@ def _transfer_once(repository: Repository, file: RemoteFile, partial: Path, begu
     from huggingface_hub.utils import build_hf_headers
 
     if begun == 0:
-        partial.unlink(missing_ok=True)  # too long to be a part of the file
+        partial.unlink(missing_ok=True)  # longer than the file, so it is no part of it
     meter.begin(file.name, begun)
     with CountedFile(partial, meter.chunk) as stream:
         http_get(
@@ -144,7 +146,7 @@ def _matches(file: RemoteFile, path: Path, meter: Meter) -> bool:
 
 @contextmanager
 def _quiet_client() -> Iterator[None]:
-    """The client's own bars and warnings (each retry is one) are kept off the screen: ours say what matters."""
+    """Hide the client's progress bars and warnings (one for each retry): this program reports progress itself."""
     from huggingface_hub import constants
     from huggingface_hub.utils import (
         are_progress_bars_disabled,

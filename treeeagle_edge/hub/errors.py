@@ -1,4 +1,4 @@
-"""What a hub, the network or the disk may refuse, as one sentence and a hint. Nothing that has come is lost by it."""
+"""Errors of the hub, the network or the disk as one sentence and a hint. Bytes that have come are kept."""
 
 from __future__ import annotations
 

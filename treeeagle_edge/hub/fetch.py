@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from treeeagle_edge.hub import download as hub_download
 from treeeagle_edge.hub import repository as hub_repository
 from treeeagle_edge.hub.errors import explained
+from treeeagle_edge.progress import Progress, silent
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _CACHE_FOLDER = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)")
@@ -40,7 +40,7 @@ def cached_repository(repository: str, what: str) -> Path | None:
     return folder if _is_complete(folder, what) else None
 
 
-def fetch_repository(repository: str, what: str, progress: Callable[[str], None] | None = None) -> Path:
+def fetch_repository(repository: str, what: str, progress: Progress = silent) -> Path:
     """Folder of a repository, downloaded first where this machine lacks it. `what` is "model" or "head".
 
     A download that was interrupted goes on where it stopped. Raises InputError for a repository that is missing, gated,
@@ -50,8 +50,7 @@ def fetch_repository(repository: str, what: str, progress: Callable[[str], None]
     cached = cached_repository(repository, what)
     if cached is not None:
         return cached
-    say = progress or (lambda _: None)
-    say(f"fetching {what} {repository} from the hub")
+    progress(f"fetching {what} {repository} from the hub")
     with explained(repository, what):
         found = hub_repository.look_up(repository)
         config = hub_download.fetch_config(found)
@@ -59,7 +58,7 @@ def fetch_repository(repository: str, what: str, progress: Callable[[str], None]
             hub_repository.check_model(repository, config)
         files = hub_repository.files_of(found, what)
     with explained(repository, what, begun=True):
-        return hub_download.download(found, files, say)
+        return hub_download.download(found, files, progress)
 
 
 def _is_complete(folder: Path, what: str) -> bool:

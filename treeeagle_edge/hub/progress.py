@@ -10,9 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from treeeagle_edge.plan import format_size
-
-Progress = Callable[[str], None]
+from treeeagle_edge.progress import Progress
+from treeeagle_edge.units import format_size
 
 _REFRESH = 0.2  # seconds between messages where each replaces the one before
 _WINDOW = 10.0  # seconds over which the speed is taken
@@ -20,16 +19,17 @@ _STEPS = 20  # messages about bytes in all, where each is a line of its own
 
 
 class Meter:
-    """Counts the bytes of several files, one at a time.
+    """Counts the bytes of several files that come one after another, and says now and then how far it is.
 
-    `say` gets a message now and then, more of them where its `in_place` says that each replaces the one before.
+    `say` gets more messages where each can replace the one before on the screen: see `treeeagle_edge.progress`.
     """
 
     def __init__(self, say: Progress, total: int) -> None:
         """`total`: bytes of all files."""
         self.say = say
         self._total = total
-        self._settled, self._current = 0, 0  # bytes of whole files, and of the file that is coming
+        self._settled = 0  # bytes of the files that are complete
+        self._current = 0  # bytes of the file that is coming
         self._name = ""
         self._fetched = 0  # bytes from the network
         self._recent: deque[tuple[float, int]] = deque()  # (time, bytes from the network), a second apart
@@ -37,12 +37,12 @@ class Meter:
         self._said = (0.0, 0)  # time and step of the last message
 
     def begin(self, name: str, here: int) -> None:
-        """The file `name` comes next, or begins anew; `here` bytes of it are here."""
+        """The file `name` comes next, or starts again; `here` bytes of it are already on disk."""
         self._name, self._current = name, here
         self._said = (self._said[0], self._step)
 
     def chunk(self, count: int) -> None:
-        """`count` further bytes of the file came; below 0 where bytes were taken back."""
+        """`count` more bytes of the file came. Negative where bytes were removed from its end."""
         now = time.monotonic()
         if not self._recent or now - self._recent[-1][0] >= 1:
             self._recent.append((now, self._fetched))
@@ -56,7 +56,7 @@ class Meter:
             self.say(f"{self._name}: {self._text(now)}")
 
     def end(self, size: int) -> None:
-        """The file is whole, with `size` bytes."""
+        """The file is complete, with `size` bytes."""
         self._settled, self._current = self._settled + size, 0
 
     @property
@@ -85,7 +85,7 @@ def duration(seconds: float) -> str:
 
 
 class CountedFile(io.BufferedWriter):
-    """A file to append to that tells `count` of every chunk, and of what is taken back from its end (below 0)."""
+    """A file to append to, which calls `count` with the bytes of every write; negative where its end is cut off."""
 
     def __init__(self, path: Path, count: Callable[[int], None]) -> None:
         """Opens `path`, which need not exist."""

@@ -1,4 +1,4 @@
-"""A repository of the hub as the hub declares it: files, sizes, checksums, and whether what it holds runs here."""
+"""A repository as the hub declares it: its files, sizes and checksums, and whether what it holds runs here."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def check_model(name: str, config: Mapping[str, Any]) -> ModelConfig:
 
 
 def files_of(repository: Repository, what: str) -> tuple[RemoteFile, ...]:
-    """The files that a model or head needs: those of other formats and in folders stay where they are.
+    """The files that a model or head needs. Files of other formats, and those in folders, are not fetched.
 
     Raises InputError, saying what the repository holds instead, where weights or config.json are missing.
     """

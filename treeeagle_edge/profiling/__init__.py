@@ -1,1 +1,1 @@
-"""`treeeagle profile`: what is here, what fits and how fast it will be, checked before anything is loaded."""
+"""`treeeagle profile`: what this machine has, what fits and how fast it will be, before anything is loaded."""

@@ -15,16 +15,16 @@ from treeeagle_edge.backend import NATIVE_BITS
 from treeeagle_edge.fetch import DEMO_MODEL
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.paths import cache_dir
-from treeeagle_edge.plan import GB, format_gb
 from treeeagle_edge.plan_bytes import block_bytes, embedding_bytes, head_bytes
 from treeeagle_edge.run_plan import RunPlan
 from treeeagle_edge.run_shapes import PlannedModel
+from treeeagle_edge.units import GB, format_gb
 from treeeagle_edge.widths import Widths
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 
 _DISTRIBUTION = "treeeagle-edge"
-# package -> what stops working without it
+# package -> what does not work without it
 _PACKAGES = {
     "torch": "nothing runs without it",
     "transformers": "tokenizers cannot be loaded without it",
@@ -32,12 +32,12 @@ _PACKAGES = {
     "triton": "kernels on CUDA need it",
 }
 _ESSENTIAL = ("torch", "transformers")
-_AMPERE = (8, 0)  # first generation with bf16
+_AMPERE = (8, 0)  # the first generation with bf16
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report. status: "ok", "warn" or "fail"; hint: one line of advice."""
+    """One line of the report. status: "ok", "warn" or "fail". hint: one line of advice."""
 
     name: str
     status: str
@@ -46,7 +46,7 @@ class Check:
 
 
 def check_versions() -> Iterator[Check]:
-    """One line with the versions found, then one for each package that is missing or outside our range."""
+    """One line with all versions, then one for each package that is missing or outside the supported range."""
     ranges = _declared_ranges()
     python = ".".join(map(str, sys.version_info[:3]))
     found = {name: _version(name) for name in _PACKAGES}
@@ -79,7 +79,10 @@ def _version(name: str) -> str | None:
 
 
 def _declared_ranges() -> dict[str, str]:
-    """What our own package metadata asks for: name -> ">=2.11"; "python" included. Empty where we are not installed."""
+    """The versions that this package's metadata asks for, such as name -> ">=2.11"; "python" is one of the names.
+
+    Empty where this package is not installed.
+    """
     try:
         found = metadata.metadata(_DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -93,7 +96,7 @@ def _declared_ranges() -> dict[str, str]:
 
 
 def in_range(version: str, wanted: str) -> bool:
-    """True where a version such as "2.13.0+cpu" satisfies bounds such as ">=2.11,<3"; no bounds admit all."""
+    """Whether a version such as "2.13.0+cpu" satisfies bounds such as ">=2.11,<3". Empty bounds admit all."""
 
     def numbers(text: str) -> tuple[int, ...]:
         release = re.match(r"\d+(\.\d+)*", text.strip())
@@ -109,7 +112,7 @@ def in_range(version: str, wanted: str) -> bool:
 
 
 def check_device(hardware: Hardware) -> Iterator[Check]:
-    """Which device was chosen and why, every card, and what is odd about this machine."""
+    """The device that was chosen and why, all cards, and notes about this machine."""
     card = hardware.gpu
     asleep = hardware.kind == "cpu" and bool(hardware.gpus or hardware.hint)
     yield Check("device", WARN if asleep else OK, hardware.why, hardware.hint if asleep else None)
@@ -151,7 +154,7 @@ def check_cpu(hardware: Hardware) -> Iterator[Check]:
 
 
 def check_choices(plan: RunPlan) -> Iterator[Check]:
-    """What a person should know about the chosen width and profile on the chosen device."""
+    """Warnings about the planned width or profile on the planned device."""
     profile, device, stored = plan.profile, plan.device, plan.model.config.stored
     if profile.device != device.partition(":")[0]:
         text = f"profile {profile.name} is made for {profile.device}, and this runs on {device}"
@@ -167,7 +170,7 @@ def check_choices(plan: RunPlan) -> Iterator[Check]:
 
 
 def check_backend(plan: RunPlan) -> Iterator[Check]:
-    """Whether 4 and 8 bits on a CPU run on our native kernels, with which instruction set; or why not."""
+    """Whether 4 and 8 bits run on the native kernels of a CPU, and with which instruction set; or why not."""
     if plan.device != "cpu" or plan.bits not in NATIVE_BITS:
         return
     if plan.backend.native:
@@ -179,14 +182,14 @@ def check_backend(plan: RunPlan) -> Iterator[Check]:
 
 
 def native_isa() -> str:
-    """Name of the instruction set that the native kernels choose here."""
+    """Name of the instruction set that the native kernels use on this processor."""
     from treeeagle_edge.kernels.native.library import available_isas
 
     return available_isas()[0]
 
 
 def download_bytes(model: PlannedModel) -> int:
-    """Bytes still to be fetched before the first run: published weights have 16 bits; 0 where all is on disk."""
+    """Bytes to be fetched before the first run: 0 where all is on disk. Published weights have 16 bits."""
     if model.name == DEMO_MODEL.name:
         return 0 if model.on_disk else DEMO_MODEL.wheel_size + DEMO_MODEL.size
     floats = Widths(layers=16, lm_head=16, head=16)
@@ -195,7 +198,7 @@ def download_bytes(model: PlannedModel) -> int:
 
 
 def check_disk(model: PlannedModel) -> Iterator[Check]:
-    """Free space where downloads go, against what is still to be fetched."""
+    """Whether the disk has room for what is still to be fetched."""
     folder = download_folder(model)
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free, need = shutil.disk_usage(there).free, download_bytes(model)
@@ -208,7 +211,7 @@ def check_disk(model: PlannedModel) -> Iterator[Check]:
 
 
 def download_folder(model: PlannedModel) -> Path:
-    """Where this model's files go: our cache for the demo model, the hub's for the others."""
+    """Folder of this model's files: this program's cache for the demo model, the hub's cache for others."""
     if model.name == DEMO_MODEL.name:
         return cache_dir()
     from huggingface_hub.constants import HF_HUB_CACHE

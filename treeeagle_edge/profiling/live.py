@@ -18,33 +18,33 @@ from treeeagle_edge.linear import Linear, make_linear
 from treeeagle_edge.profiling.checks import FAIL, OK, WARN, Check
 from treeeagle_edge.run_plan import RunPlan
 
-# Largest relative error a healthy layer of normal weights shows: 4 bits are near 0.09, 8 bits near 0.007.
+# Largest relative error of a healthy layer with normally distributed weights. Usual are 0.09 at 4 bits, 0.007 at 8.
 _ERROR_LIMIT = {4: 0.15, 8: 0.03}
-_NATIVE_LIMIT = 0.02  # relative: native attention rounds queries, keys, values and weights to bf16
-_BANDWIDTH_BYTES = 256 * 2**20  # beyond any desktop processor's cache
-_BANDWIDTH_SECONDS = 0.15  # for each of copy and read
-_VERIFY_BYTES = 8 * 2**20  # weights that the timing of a verify pass walks through
-_NATIVE_VERIFY_BYTES = 64 * 2**20  # more: from a large cache, native products would wait for no memory at all
+_NATIVE_LIMIT = 0.02  # relative error: native attention rounds queries, keys, values and weights to bf16
+_BANDWIDTH_BYTES = 256 * 2**20  # more than the cache of any desktop processor
+_BANDWIDTH_SECONDS = 0.15  # for copying, and again for reading
+_VERIFY_BYTES = 8 * 2**20  # size of the weights that a timed verify pass reads
+_NATIVE_VERIFY_BYTES = 64 * 2**20  # more, since native products from a large cache would not wait for memory
 _VERIFY_REPEATS = 7
 
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Measured memory speed in GB/s. copy counts bytes read and written."""
+    """Measured memory speed in GB/s. For copy, bytes read and bytes written both count."""
 
     copy: float
     read: float
 
     @property
     def best(self) -> float:
-        """The faster of the two: either may be held back by the operation that measures it."""
+        """The faster of the two, since the operation that measures may itself be a limit."""
         return max(self.copy, self.read)
 
 
 def check_layers(device: torch.device, *, native: bool = False) -> Iterator[Check]:
-    """Run a 4-bit and an 8-bit layer [512, 512] on four rows and report the error against fp32.
+    """Run a 4-bit and an 8-bit layer [512, 512] on four rows, and compare with fp32.
 
-    On the native kernels or on PyTorch's.
+    native: whether they run on the native kernels, else on PyTorch's.
     """
     generator = torch.Generator().manual_seed(7)
     weight = torch.randn(512, 512, generator=generator)
@@ -84,10 +84,10 @@ def _native_layer(weight: Tensor, x: Tensor, bits: int) -> Tensor:
 
 
 def check_kernels(device: torch.device, *, native: bool = False) -> Iterator[Check]:
-    """Every attention backend against the reference, on a tree of six rows after a prefix of forty tokens.
+    """Compare every attention backend with the reference, on a tree of six rows after a prefix of forty tokens.
 
-    `native`: the native attention, too. On CUDA all of Triton's kernels are tried, in a process of their own, which
-    they may break. One that does not run, or is wrong, is a warning: the reference takes its place.
+    native: whether the native attention is one of them. On CUDA all Triton kernels are tried, in another process, since
+    a broken kernel may break its process. One that fails or is wrong gives a warning: the reference runs in its place.
     """
     tree = small_tree(device)
     agreed = []
@@ -124,7 +124,7 @@ def _native_error(tree: SmallTree) -> float:
 
 
 def measure_bandwidth(device: torch.device) -> Bandwidth:
-    """Copy and read speed of the device's memory over 256 MB, a third of a second in all."""
+    """Copy and read speed of the device's memory over 256 MB; takes a third of a second."""
     source = torch.ones(_BANDWIDTH_BYTES // 4, device=device)
     target = torch.empty_like(source)
     copy = _BANDWIDTH_BYTES * 2 / _fastest(lambda: target.copy_(source), device, _BANDWIDTH_SECONDS)
@@ -133,23 +133,24 @@ def measure_bandwidth(device: torch.device) -> Bandwidth:
 
 
 def measure_verify_cost(plan: RunPlan, device: torch.device) -> float | None:
-    """Time of MLP matrices over the tree's rows against one row, at the planned bits and kernels; None without a tree.
+    """Time of an MLP's products with all rows of a tree, divided by that with one row. None without a tree.
 
-    Walks through several copies, since the weights of a whole model do not stay in the cache.
+    Uses the planned bits and kernels, and several copies of the weights, since those of a whole model do not stay in
+    the cache.
     """
     if plan.tree is None:
         return None
     rows = plan.tree.typical.nodes + 1
     one, many = _native_calls(plan, rows) if plan.backend.native else _torch_calls(plan, rows, device)
     single = tree = float("inf")
-    for _ in range(_VERIFY_REPEATS):  # interleaved, so that a busy moment meets both
+    for _ in range(_VERIFY_REPEATS):  # interleaved, so that a busy moment slows both
         single = min(single, _time(one, device))
         tree = min(tree, _time(many, device))
     return min(max(1.0, tree / single), float(rows))
 
 
 def _native_calls(plan: RunPlan, rows: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    """A pass over one row and one over `rows`."""
+    """Passes of the native kernels over one row and over `rows` rows."""
     from treeeagle_edge.profiling.native import TimedModel
 
     config = plan.model.config
@@ -166,7 +167,7 @@ def _native_calls(plan: RunPlan, rows: int) -> tuple[Callable[[], object], Calla
 def _torch_calls(
     plan: RunPlan, rows: int, device: torch.device
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Products with one row and with `rows`."""
+    """PyTorch's products with one row and with `rows` rows."""
     dtype = torch.float32 if plan.bits == 32 else torch.bfloat16
     n, k = plan.model.config.intermediate_size, plan.model.config.hidden_size
 
@@ -184,7 +185,7 @@ def _torch_calls(
 
 
 def describe_bandwidth(measured: Bandwidth, known: float | None, device: str) -> Check:
-    """`known`: GB/s of the data sheet, None where there is none."""
+    """The line about memory bandwidth. known: GB/s of the card's data sheet, None where there is none."""
     text = f"memory of {device}: {measured.copy:.0f} GB/s copying, {measured.read:.0f} GB/s reading"
     if known is not None:
         text += f"; {known:.0f} by the data sheet"
@@ -196,7 +197,7 @@ def describe_bandwidth(measured: Bandwidth, known: float | None, device: str) ->
 
 
 def _fastest(call: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Shortest time of one call, in seconds, over about `seconds` of calls after a first one."""
+    """Shortest time of one call, in seconds. After a first call, about `seconds` are spent on calling."""
     _time(call, device)
     best, stop = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < stop:

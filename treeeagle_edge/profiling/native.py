@@ -1,4 +1,4 @@
-"""The computing checks of `treeeagle profile` on the native kernels: a layer, attention, the cost of a verify pass."""
+"""What `treeeagle profile` computes on the native kernels: a layer, attention, and passes of a timed model."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from treeeagle_edge.native_target import native_store, native_view
 from treeeagle_edge.plan_native import BLOCK, matrix_bytes
 
 _FORMATS = {4: "q4_1", 8: "q8"}
-_VOCABULARY = 32  # of the timed model: its layers are what is timed
-_CONTEXT = 64  # positions that each of its rows reads
+_VOCABULARY = 32  # of the timed model; small, since its layers are what is timed
+_CONTEXT = 64  # positions that each row of the timed model reads
 
 
 def native_layer(weight: Tensor, x: Tensor, bits: int) -> Tensor:
-    """x [M, k] times weight [n, k], fp32, by the native product at 4 or 8 bits -> [M, n]."""
+    """[M, n]: x [M, k] times weight [n, k], both fp32, with the native product at 4 or 8 bits."""
     product = Team(1).matmul(_FORMATS[bits], weight.numpy(), weight.shape[0], x.numpy())
     return torch.from_numpy(product)
 
 
 def native_attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView) -> Tensor:
-    """As `kernels.dispatch.attention` for fp32 inputs, with keys and values rounded to bf16 as a pool holds them."""
+    """As `kernels.dispatch.attention` for fp32 inputs. Keys and values are rounded to bf16, as a KV pool holds them."""
     store = KVStore(keys[None].bfloat16(), values[None].bfloat16())
     out = Team(1).attention(query.numpy(), native_view(view), native_store(store))
     return torch.from_numpy(out)
 
 
 class TimedModel:
-    """A target of empty weights with the given MLP and narrow attention: what its passes cost, not what they say."""
+    """A native target whose weights are zeros, with a full MLP and narrow attention: only its time is of interest."""
 
     def __init__(self, hidden: int, intermediate: int, *, bits: int, rows: int, least_bytes: int) -> None:
-        """At least `least_bytes` of weights, so that they do not stay in the cache; passes of up to `rows` rows."""
+        """rows: most rows of a pass. least_bytes: least size of the weights, so that they do not stay in the cache."""
         mlp = {"gate": (intermediate, hidden), "up": (intermediate, hidden), "down": (hidden, intermediate)}
         attention = {"q": (BLOCK, hidden), "k": (BLOCK, hidden), "v": (BLOCK, hidden), "o": (hidden, BLOCK)}
         layers = max(1, -(-least_bytes // sum(matrix_bytes(*shape, bits) for shape in mlp.values())))
@@ -60,7 +60,7 @@ class TimedModel:
         self._store = Store.allocate(layers, _CONTEXT + rows, 1, BLOCK)
 
     def run(self, rows: int) -> Callable[[], object]:
-        """A call that passes `rows` rows through the model."""
+        """A function that runs one pass over `rows` rows."""
         slots = np.arange(_CONTEXT, _CONTEXT + rows)
         view = View(np.arange(_CONTEXT), slots)
         ids = np.zeros(rows, np.int64)
@@ -68,5 +68,5 @@ class TimedModel:
 
 
 def _empty(rows: int, columns: int, bits: int) -> np.ndarray:
-    """GGUF blocks of zeros for a weight [rows, columns]: packed at once, nothing to quantise."""
+    """A weight [rows, columns] of zeros as GGUF blocks, so that nothing has to be quantised."""
     return np.zeros(rows * columns // BLOCK * (34 if bits == 8 else 20), np.uint8)

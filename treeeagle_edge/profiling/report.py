@@ -1,8 +1,7 @@
-"""Puts the checks, the plan, the speed and the verdict together: `treeeagle profile` without the terminal."""
+"""Builds the report of `treeeagle profile`: checks, plan, expected speed and verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from treeeagle_edge.backend import choose_backend
@@ -10,27 +9,26 @@ from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.fetch import DEMO_MODEL
 from treeeagle_edge.hardware import Hardware, detect, imagine_gpu
 from treeeagle_edge.known_models import find_known
-from treeeagle_edge.plan import format_gb
 from treeeagle_edge.profile_config import choose_profile
 from treeeagle_edge.profiling import checks
 from treeeagle_edge.profiling.checks import FAIL, OK, WARN, Check, download_bytes
 from treeeagle_edge.profiling.speed import Speed, check_speeds, expected_speeds
+from treeeagle_edge.progress import Progress, silent
 from treeeagle_edge.run_alternatives import alternatives
 from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
 from treeeagle_edge.run_shapes import PlannedModel, planned_model
 from treeeagle_edge.settings import RunSettings
-
-Progress = Callable[[str], None]
+from treeeagle_edge.units import format_gb
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The last line: can it run, and what to type next."""
+    """The last line: whether it can run, and what to type next."""
 
     can_run: bool
     text: str
     next_command: str | None
-    alternatives: tuple[str, ...] = ()  # options that would fit, where the plan does not
+    alternatives: tuple[str, ...] = ()  # options that would fit, where this plan does not
 
 
 @dataclass(frozen=True)
@@ -49,15 +47,14 @@ def build_report(
     *,
     gpu_memory: float | None = None,
     fast: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> ProfileReport:
     """Check this machine and plan a run of `settings` on it.
 
-    gpu_memory: GB of a card to plan for that need not be here; fast: skip everything that computes (torch is then not
-    imported, unless a card was found or a head's files have to be read). Raises UsageError and InputError for wrong
-    settings; what this machine cannot do is part of the report.
+    gpu_memory: plan for a card of so many GB, which this machine need not have. fast: compute nothing; torch is then
+    not imported, unless a card was found or a head's files have to be read. Raises UsageError and InputError for wrong
+    settings. What this machine cannot do is not an error, but a part of the report.
     """
-    say = progress or (lambda _: None)
     if gpu_memory is not None and settings.device is not None and settings.device.startswith("cpu"):
         raise UsageError(
             "--gpu-memory plans for a card and --device asks for the CPU", "leave one of them out"
@@ -68,7 +65,7 @@ def build_report(
         found.append(Check("device", FAIL, problem.message, problem.hint))
     if hardware is None:
         return ProfileReport(tuple(found), None, None, (), _cannot(problem))
-    found += _device_checks(hardware, settings, imagined=gpu_memory is not None, failed=problem is not None)
+    found += _device_checks(hardware, imagined=gpu_memory is not None, failed=problem is not None)
     found += checks.check_cpu(hardware)
     plan, refusal = _plan(settings, hardware)
     problem = problem or refusal
@@ -77,7 +74,7 @@ def build_report(
     live_device = "cpu" if gpu_memory is not None else hardware.device
     bandwidth, verify_cost = None, None
     if not fast:
-        live, bandwidth, verify_cost = _live(settings, plan, hardware, live_device, say)
+        live, bandwidth, verify_cost = _live(settings, plan, hardware, live_device, progress)
         found += live
     measured = bandwidth if live_device == hardware.device else None
     speeds = expected_speeds(plan, hardware, measured=measured, verify_cost=verify_cost)
@@ -87,7 +84,7 @@ def build_report(
 
 
 def _look(settings: RunSettings, gpu_memory: float | None) -> tuple[Hardware | None, CannotRunError | None]:
-    """The machine; and, where the device that was asked for cannot be used, the machine's CPU and the reason."""
+    """The hardware. Where the device that was asked for cannot be used: the CPU instead, and the reason."""
     try:
         here = detect(settings.device)
     except CannotRunError as problem:
@@ -100,7 +97,7 @@ def _look(settings: RunSettings, gpu_memory: float | None) -> tuple[Hardware | N
     return (here if gpu_memory is None else imagine_gpu(here, gpu_memory)), None
 
 
-def _device_checks(hardware: Hardware, settings: RunSettings, *, imagined: bool, failed: bool) -> list[Check]:
+def _device_checks(hardware: Hardware, *, imagined: bool, failed: bool) -> list[Check]:
     if imagined:
         text = f"planning for a card with {format_gb(hardware.total)}, whether or not it is here"
         return [
@@ -116,7 +113,7 @@ def _device_checks(hardware: Hardware, settings: RunSettings, *, imagined: bool,
 
 
 def _plan(settings: RunSettings, hardware: Hardware) -> tuple[RunPlan, CannotRunError | None]:
-    """The plan, made even for a card below every profile or without the kernels, so that one sees what is missing."""
+    """The plan, and what stands against it. There is a plan even for a card that is too small for every profile."""
     refusal = None
     try:
         profile = pick_profile(settings, hardware)
@@ -126,14 +123,14 @@ def _plan(settings: RunSettings, hardware: Hardware) -> tuple[RunPlan, CannotRun
     model = planned_model(settings, profile)
     try:
         return plan_run(settings, profile, hardware, model), refusal
-    except CannotRunError as error:  # native kernels were asked for, and cannot serve
+    except CannotRunError as error:  # the native kernels were asked for and cannot run
         return plan_run(replace(settings, kernels=None), profile, hardware, model), refusal or error
 
 
 def _live(
     settings: RunSettings, plan: RunPlan, hardware: Hardware, device_name: str, say: Progress
 ) -> tuple[list[Check], float | None, float | None]:
-    """The checks that compute on `device_name`; GB/s of its memory, and the measured cost of a verify pass."""
+    """Run the checks that compute on `device_name`. Also returns its GB/s, and the measured cost of a verify pass."""
     say("importing torch")
     try:
         import torch
@@ -206,13 +203,13 @@ def _cannot(problem: CannotRunError | None, options: tuple[str, ...] = ()) -> Ve
 
 
 def _blocks(check: Check, plan: RunPlan) -> bool:
-    """A layer of a width that it does not use is no obstacle to this plan."""
+    """Whether a failed check is an obstacle to this plan. Layers of a width that the plan does not use are none."""
     used = {plan.bits, plan.widths.lm_head, *([] if plan.model.head is None else [plan.widths.head])}
     return check.name in {f"{bits}-bit layer" for bits in used} or not check.name.endswith("-bit layer")
 
 
 def _next_command(settings: RunSettings, plan: RunPlan, *, imagined: bool) -> str:
-    """What to type to get exactly this plan: first the fetch of what is missing, if that takes a while."""
+    """The command that runs exactly this plan. Commands that fetch what is missing come first."""
     model, words = plan.model, ["treeeagle chat"]
     if settings.model is not None:
         words.append(f"--model {model.name if not model.on_disk else settings.model}")
@@ -233,12 +230,12 @@ def _next_command(settings: RunSettings, plan: RunPlan, *, imagined: bool) -> st
 
 
 def _pulls(settings: RunSettings, model: PlannedModel) -> list[str]:
-    """What fetches the parts of this plan that are not here. The demo model comes by itself, with the first chat."""
+    """The commands that fetch missing parts of this plan. The demo model needs none: the first chat fetches it."""
     head_missing = model.head_name is not None and not model.head_on_disk
     if model.name == DEMO_MODEL.name or (model.on_disk and not head_missing):
         return []
     if (settings.model, settings.head, settings.profile, settings.device) == (None,) * 4:
-        return ["treeeagle pull"]  # which chooses as this plan did
+        return ["treeeagle pull"]  # without a name it chooses as this plan did
     known = find_known(model.name)
     if not model.on_disk and head_missing and known is not None and known.head_name == model.head_name:
         return [f"treeeagle pull {model.name} --head"]

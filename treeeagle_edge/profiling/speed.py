@@ -1,4 +1,4 @@
-"""The expected speed, from the best memory bandwidth that is known: measured, of a data sheet, or of cards like it."""
+"""The expected speed, from the best known memory bandwidth: measured, from a data sheet, or of similar cards."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from treeeagle_edge.hardware import Hardware
-from treeeagle_edge.plan import GB, format_gb
 from treeeagle_edge.profiling.checks import WARN, Check
 from treeeagle_edge.run_plan import RunPlan
 from treeeagle_edge.speed_estimate import SpeedEstimate, estimate_speed
+from treeeagle_edge.units import GB, format_gb
 
-# What people have in each class of memory: (GB, card, GB/s of the data sheet); for a card that is not here.
+# Common cards: (GB, card, GB/s of the data sheet). They stand for a card that this machine does not have.
 TYPICAL_CARDS = (
     (6, "an RTX 3050 with 6 GB", 168.0),
     (8, "an RTX 4060", 272.0),
@@ -27,14 +27,15 @@ TYPICAL_CARDS = (
     (48, "an RTX A6000", 768.0),
     (48, "an L40S", 864.0),
 )
-# A card's bytes by those of its class: a driver keeps some back, and the G of data sheets is often 2^30.
+# A card's bytes, divided by the GB of its class, lie between these: a driver keeps some bytes, and "GB" often means
+# 2^30.
 _CLASS_MARGIN = (0.95, 1.08)
-_TYPICAL_DDR = 40.0  # GB/s, two channels of DDR4: where nothing is measured
+_TYPICAL_DDR = 40.0  # GB/s of two channels of DDR4, assumed where nothing is measured
 
 
 @dataclass(frozen=True)
 class Speed:
-    """An estimate, and where its bandwidth comes from, in words."""
+    """An estimate, and the source of its bandwidth in words."""
 
     source: str
     estimate: SpeedEstimate
@@ -43,9 +44,9 @@ class Speed:
 def expected_speeds(
     plan: RunPlan, hardware: Hardware, *, measured: float | None, verify_cost: float | None
 ) -> tuple[Speed, ...]:
-    """One for each bandwidth that comes into question; none where no card of this memory is known.
+    """Estimates for every possible bandwidth; none where no card of this size is known.
 
-    measured: GB/s of this machine; verify_cost: as `estimate_speed` takes it. Either is None where not measured.
+    measured: GB/s of this machine. verify_cost: as `estimate_speed` takes it. Each is None where not measured.
     """
     if measured is not None:
         sources = [("measured", measured)]
@@ -66,7 +67,7 @@ def expected_speeds(
 
 
 def check_speeds(speeds: tuple[Speed, ...], hardware: Hardware) -> Iterator[Check]:
-    """A line that says why there is no speed, where there is none."""
+    """A line that says why no speed is given, where there is none."""
     if not speeds:
         sizes = ", ".join(str(size) for size in sorted({size for size, *_ in TYPICAL_CARDS}))
         text = f"no card with {format_gb(hardware.total)} is listed here, so no speed is given"

@@ -1,4 +1,4 @@
-"""The plan of well-known models on cards of three sizes as one page, from shapes alone: `treeeagle profile --table`."""
+"""A page with plans of well-known models on cards of three sizes, from shapes alone: `treeeagle profile --table`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from textwrap import dedent
 from treeeagle_edge.hardware import Hardware, imagine_gpu
 from treeeagle_edge.hardware_cpu import Cpu, Ram
 from treeeagle_edge.known_models import KNOWN_MODELS
-from treeeagle_edge.plan import GB, MemoryPlan, format_gb
+from treeeagle_edge.plan import MemoryPlan
 from treeeagle_edge.plan_bytes import head_bytes, step_bytes
 from treeeagle_edge.run_alternatives import alternatives
 from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
 from treeeagle_edge.run_shapes import PlannedModel
 from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.units import GB, format_gb
 
 MODELS = (
     "meta-llama/Llama-3.1-8B-Instruct",
@@ -32,7 +33,7 @@ WIDTHS = {4: "NF4", 8: "int8", 16: "bf16"}
 CONTEXTS = (2048, 8192, 32_768)  # tokens
 CARDS = (12, 16, 24)  # GB
 NONE = "–"
-_RAM = 32 * GB  # of the computer around the card, which may be an alternative to it
+_RAM = 32 * GB  # memory of the computer with the card: its CPU may be an alternative
 _INTRODUCTION = """\
     # What fits which card
 
@@ -78,7 +79,7 @@ _REFUSED = """\
 
 
 def plan_page() -> str:
-    """The page `docs/plans.md`, in Markdown. Equal on every machine."""
+    """The page `docs/plans.md`, in Markdown. It is the same on every machine."""
     cards = {size: _computer_with(size) for size in CARDS}
     reserves = ", ".join(f"{_reserve(card)} GB of {size}" for size, card in cards.items())
     lines = [dedent(_INTRODUCTION).format(reserves=reserves, none=NONE)]
@@ -99,7 +100,7 @@ def planned(
     head_bits: int | None = None,
     lm_head_bits: int | None = None,
 ) -> RunPlan:
-    """The plan of a known model with its head on `card`; without a context at the one of the card's profile."""
+    """The plan of a known model with its head on `card`. context: None takes the one of the card's profile."""
     known = KNOWN_MODELS[name]
     settings = replace(_settings(name, bits, context), head_bits=head_bits, lm_head_bits=lm_head_bits)
     model = PlannedModel(name, known.config, known.head_name, known.head, on_disk=False)
@@ -107,12 +108,12 @@ def planned(
 
 
 def _settings(name: str, bits: int, context: int | None) -> RunSettings:
-    # PyTorch's kernels are the ones of a card; naming them keeps a CPU's from being looked for
+    # a card uses PyTorch's kernels; naming them avoids a search for native ones
     return RunSettings(model=name, bits=bits, context=context, kernels="torch")
 
 
 def _computer_with(size: int) -> Hardware:
-    """A computer that is nobody's, with an idle card of `size` GB."""
+    """An imagined computer with an idle card of `size` GB."""
     cpu = Cpu("a processor", 8, 16, ("avx2",))
     return imagine_gpu(Hardware("cpu", "planned for", cpu, Ram(_RAM, _RAM, limited=False)), size)
 
@@ -165,7 +166,7 @@ def _need(name: str, bits: int, context: int, cards: dict[int, Hardware]) -> str
 
 
 def _own(plan: MemoryPlan) -> int:
-    """Bytes of the plan without what is kept free, which differs by card."""
+    """Bytes of the plan without the reserve, which depends on the card."""
     return plan.total - plan.line("reserve").nbytes
 
 

@@ -1,1 +1,1 @@
-"""Making a draft head for a target: data that the target writes, training, and what is saved."""
+"""Trains a draft head for a target: the target writes dialogues, the head learns from them, and is saved."""

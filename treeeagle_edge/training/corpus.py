@@ -15,9 +15,12 @@ from treeeagle_edge.training.overlap import Excluded, Seen
 from treeeagle_edge.training.processes import Place
 from treeeagle_edge.training.shards import Dialogue, Shard, shard_path
 
-HELD_OUT_EVERY = 64  # one dialogue in so many is kept aside
+HELD_OUT_EVERY = 64  # one dialogue in 64 is not trained on: the head is judged by it
 LEAST_ANSWER = 4  # tokens; shorter answers teach nothing about drafting
-_LIKE = 32  # batches are formed among so many dialogues per wanted one, of like length, to pad little
+
+# To pad little, a batch holds dialogues of similar length: the order is cut into stretches of this many batches, and
+# each stretch is sorted by length before it is cut into batches.
+_SORTED_BATCHES = 32
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Entry:
     shard: int
     index: int
     length: int
-    answers: int  # tokens of answers
+    answers: int  # tokens in answers
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,8 @@ class Corpus:
     shards: tuple[Shard, ...]
     train: tuple[Entry, ...]
     held_out: tuple[Entry, ...]
-    repeated: int  # left out: mostly said before
-    excluded: int  # left out: shares words with a text that was excluded
+    repeated: int  # dialogues left out because most of their words occurred in earlier ones
+    excluded: int  # dialogues left out because they share words with an excluded text
     counts: Counter[int]  # of answer tokens in `train`
 
     def read(self, entry: Entry) -> Dialogue:
@@ -52,12 +55,12 @@ class Corpus:
 
     @property
     def answer_tokens(self) -> int:
-        """Of them, those in answers."""
+        """Tokens of the answers in the training dialogues."""
         return sum(entry.answers for entry in self.train)
 
 
 def open_corpus(folder: Path, shards: int, decode: Callable[[list[int]], str], excluded: Excluded) -> Corpus:
-    """Go through all dialogues in order, and leave out near-duplicates and what shares words with `excluded`."""
+    """Read all dialogues in order; leave out near-duplicates and those that share words with `excluded`."""
     opened = tuple(Shard(shard_path(folder, index)) for index in range(shards))
     seen, counts = Seen(), Counter[int]()
     train: list[Entry] = []
@@ -83,7 +86,7 @@ def open_corpus(folder: Path, shards: int, decode: Callable[[list[int]], str], e
 
 
 def draft_vocabulary(counts: Counter[int], size: int, vocab_size: int, always: frozenset[int]) -> Tensor:
-    """[size] int64, increasing: the tokens that answers use most, the end tokens always among them."""
+    """[size] int64, increasing: the tokens that answers use most. `always`: tokens that are in it in any case."""
     ranked = sorted(range(vocab_size), key=lambda token: (token not in always, -counts[token], token))
     return torch.tensor(sorted(ranked[:size]), dtype=torch.int64)
 
@@ -91,17 +94,17 @@ def draft_vocabulary(counts: Counter[int], size: int, vocab_size: int, always: f
 def batches(
     entries: Sequence[Entry], *, tokens: int, seed: int, epoch: int, place: Place
 ) -> Iterator[list[Entry]]:
-    """This process's part of each batch of about `tokens` answer tokens, in an order that seed and epoch decide.
+    """This process's part of each batch of about `tokens` answer tokens. Seed and epoch decide the order.
 
-    A batch holds the same dialogues however many processes share it. The order does not depend on `place`.
+    However many processes share the work, a batch holds the same dialogues and the batches come in the same order.
     """
     rng = np.random.default_rng((seed, epoch))
     order = rng.permutation(len(entries))
     mean = max(1.0, sum(entry.answers for entry in entries) / len(entries))
     size = max(place.count, round(tokens / mean))
     groups: list[np.ndarray] = []
-    for begin in range(0, len(order), size * _LIKE):
-        like = sorted(order[begin : begin + size * _LIKE], key=lambda i: entries[i].length)
+    for begin in range(0, len(order), size * _SORTED_BATCHES):
+        like = sorted(order[begin : begin + size * _SORTED_BATCHES], key=lambda i: entries[i].length)
         groups += [np.array(like[at : at + size]) for at in range(0, len(like), size)]
     for group in rng.permutation(len(groups)):
         yield [entries[i] for i in groups[group][place.index :: place.count]]
@@ -109,7 +112,7 @@ def batches(
 
 @dataclass(frozen=True)
 class Batch:
-    """B dialogues, padded to T tokens."""
+    """B dialogues, each padded to T tokens."""
 
     tokens: Tensor  # [B, T] int64
     in_answer: Tensor  # [B, T] bool, False in the padding
@@ -119,7 +122,7 @@ class Batch:
 
 
 def collate(dialogues: Sequence[Dialogue]) -> Batch:
-    """Put dialogues side by side; tails are zero."""
+    """Stack dialogues, with zeros after the end of the shorter ones."""
 
     def padded(part: str) -> Tensor:
         return torch.nn.utils.rnn.pad_sequence(

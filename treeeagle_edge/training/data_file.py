@@ -1,4 +1,4 @@
-"""Dialogues of a person's own: JSON lines in the ShareGPT or the `messages` form."""
+"""A person's own dialogues, read from JSON lines in the ShareGPT or the `messages` format."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _ROLES = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "ass
 
 @dataclass(frozen=True)
 class GivenDialogue:
-    """A dialogue of the file: the system prompt, and (question, answer) in turn."""
+    """A dialogue of the file: its system prompt, and (question, answer) for each turn."""
 
     system: str | None
     turns: tuple[tuple[str, str], ...]
 
 
 def read_dialogues(path: Path) -> tuple[GivenDialogue, ...]:
-    """All dialogues of the file. Raises InputError that names the line where something is wrong."""
+    """All dialogues of the file. Raises InputError, which names the line that is wrong."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
@@ -90,7 +90,10 @@ def scripts_from_file(
     *,
     regenerate: bool,
 ) -> Scripts:
-    """The dialogues in order, `dialogues` a shard. With `regenerate` the target answers anew, greedily."""
+    """The scripts of each shard: the given dialogues in order, `dialogues` to a shard.
+
+    With `regenerate` the target answers the questions itself, greedily.
+    """
 
     def script(one: GivenDialogue) -> Script:
         turns = [(codec.encode(question), codec.encode(answer)) for question, answer in one.turns]
@@ -105,7 +108,7 @@ def scripts_from_file(
 
 
 def _opening(codec: TextCodec, one: GivenDialogue, pieces: ChatPieces) -> Sequence[int]:
-    """What the template writes before the first question, the system prompt included."""
+    """Ids of everything that the template writes before the first question, the system prompt among it."""
     if one.system is None:
         return pieces.opening
     question = one.turns[0][0]

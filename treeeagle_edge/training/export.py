@@ -1,4 +1,4 @@
-"""Writes a draft head as others read it: SafeAILab's layout, or that of speculators, which vLLM serves as it is.
+"""Writes a draft head in a layout that other programs read: SafeAILab's, or that of speculators, which vLLM serves.
 
 `treeeagle_edge.head_layouts` reads both.
 """
@@ -22,8 +22,8 @@ from treeeagle_edge.model_config import RopeConfig
 from treeeagle_edge.training.shards import save_whole
 
 LAYOUTS = ("safeailab", "speculators")
-_MAX_POSITION = 2048  # what trainers declare, whatever the head can do
-_DRAFTED = 3  # tokens a round that a server drafts unless it is told otherwise
+_MAX_POSITION = 2048  # what trainers write into the config; it does not limit the head
+_DRAFTED = 3  # tokens that a server drafts in a round unless it is told otherwise
 _ROPE_SCALING = {  # key in a config -> field
     "rope_type": "kind",
     "factor": "factor",
@@ -48,15 +48,17 @@ def write_head(
     extra: Mapping[str, Any] | None = None,
     default_taps: tuple[int, ...] | None = None,
 ) -> None:
-    """Write `folder`/config.json and model.safetensors, each whole or not at all, over what is there.
+    """Write `folder`/config.json and model.safetensors, over older ones; each is written whole or not at all.
 
-    tensors: by canonical name (`head_layouts.REQUIRED`; embed_tokens.weight where `config.own_embedding`), stored in
-    `dtype`. target_ids: [Vd] int64, strictly increasing ids of the target. layout: one of LAYOUTS. target_name: the
-    target's Hugging Face id or folder, named in the speculators layout. extra: further keys of the decoder layer's
-    config, such as max_position_embeddings or token ids; those that `config` decides stand. default_taps: the target's;
-    the SafeAILab layout then leaves equal taps out, as its own heads do, and names them without it.
+    tensors: by canonical name (`head_layouts.REQUIRED`, and embed_tokens.weight where `config.own_embedding`).
+    dtype: in which they are stored. target_ids: [Vd] int64, strictly increasing ids of the target. layout: one of
+    LAYOUTS. target_name: the target's Hugging Face id or folder, which the speculators layout names. extra: more keys
+    for the decoder layer's config, such as max_position_embeddings or token ids; it cannot replace those that `config`
+    decides. default_taps: the target's; where the head has the same, the SafeAILab layout does not name them, as that
+    project's own heads do not.
 
-    Raises UsageError for an unknown layout, InputError for what the layout cannot say, CannotRunError for a full disk.
+    Raises UsageError for an unknown layout, InputError for a head that the layout cannot describe, CannotRunError for
+    a full disk.
     """
     if layout not in LAYOUTS:
         raise UsageError(f"unknown head layout {layout}", f"one of {', '.join(LAYOUTS)}")
@@ -129,7 +131,7 @@ def _safeailab_config(
 
 
 def _speculators_config(config: HeadConfig, layer: dict[str, Any], target_name: str) -> dict[str, Any]:
-    """As speculators' Eagle3SpeculatorConfig stores it; every flag is said, since readers differ about defaults."""
+    """The config as speculators' Eagle3SpeculatorConfig. It states every flag, since readers differ about defaults."""
     proposal = {
         "proposal_type": "greedy", "speculative_tokens": _DRAFTED, "verifier_accept_k": 1, "accept_tolerance": 0.0,
     }  # fmt: skip
@@ -158,7 +160,10 @@ def _speculators_config(config: HeadConfig, layer: dict[str, Any], target_name: 
 def _stored(
     config: HeadConfig, tensors: Mapping[str, Tensor], target_ids: Tensor, dtype: torch.dtype, layer: str
 ) -> dict[str, Tensor]:
-    """Tensors as the file names them; with offsets and mask where the draft vocabulary is a part of the target's."""
+    """Tensors under the names of the file. Where the draft vocabulary is only a part of the target's, d2t and t2d too.
+
+    d2t: what is added to a draft id to get the target's id. t2d: which of the target's ids have a draft id.
+    """
     names = (*REQUIRED, "embed_tokens.weight") if config.own_embedding else REQUIRED
     stored = {}
     for name in names:

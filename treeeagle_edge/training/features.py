@@ -1,13 +1,13 @@
-"""The first stage of a training run: dialogues and the target's features, as many as its settings ask for."""
+"""The first stage of a training run: the dialogues and features that its settings ask for."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.json_file import write_json
+from treeeagle_edge.progress import Progress
 from treeeagle_edge.training.data_file import read_dialogues, scripts_from_file
 from treeeagle_edge.training.pieces import chat_pieces
 from treeeagle_edge.training.processes import Place
@@ -16,16 +16,14 @@ from treeeagle_edge.training.source import TargetSource
 from treeeagle_edge.training.starters import load_starters
 from treeeagle_edge.training.writing import Scripts, need_disk, scripts_by_target, shards_for, write_dialogues
 
-_MOST_KV = 0.4  # of the free memory: what keys and values of the dialogues that are written together may take
-
-Say = Callable[[str], None]
+_MOST_KV = 0.4  # share of the free memory for keys and values of the dialogues that are written together
 
 
-def write_features(run: TrainingRun, source: TargetSource, work: Path, place: Place, say: Say) -> int:
-    """Write what is missing of the dialogues into `work`; the number of shards.
+def write_features(run: TrainingRun, source: TargetSource, work: Path, place: Place, say: Progress) -> int:
+    """Write the dialogues that `work` lacks. Returns the number of shards.
 
-    Raises InputError for a file of dialogues that cannot be read and where `work` belongs to another run,
-    CannotRunError where memory or disk do not suffice.
+    Raises InputError for a file of dialogues that cannot be read, or where `work` belongs to another run;
+    CannotRunError where memory or disk are too small.
     """
     data = run.data
     tokenizer = source.tokenizer()
@@ -49,7 +47,7 @@ def write_features(run: TrainingRun, source: TargetSource, work: Path, place: Pl
 
 
 def _side_by_side(source: TargetSource, data: DataSettings) -> int:
-    """How many dialogues are written together: as many as were asked for, or what keys and values have room for."""
+    """How many dialogues are written together: what was asked for, or less where memory for the KV cache is short."""
     config = source.checkpoint.config
     each = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 2 * data.length
     count = data.dialogues
@@ -59,7 +57,7 @@ def _side_by_side(source: TargetSource, data: DataSettings) -> int:
 
 
 def _same_run(run: TrainingRun, source: TargetSource, dialogues: int, work: Path, place: Place) -> None:
-    """Refuse to mix features of different runs in one folder."""
+    """Raise InputError where the folder holds features that other settings made."""
     data = run.data
     identity = {
         "target": source.name, "bits": source.bits, "kernels": source.kernels, "dialogues": dialogues,

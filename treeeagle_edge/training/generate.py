@@ -1,7 +1,8 @@
-"""Plays many dialogues at once on one target, and keeps what the target computed on the way.
+"""Writes many dialogues at once with one target, and keeps the features that the target computed while writing.
 
-Every pass takes one token of each dialogue, each in slots of its own. Features cost nothing extra: they are taken as
-the dialogue is written. Where the target is batch invariant, a dialogue does not depend on its neighbours.
+Every forward pass takes one token of each dialogue, and each dialogue has its own slots in the KV cache. A token's
+features come from the pass that writes it, so they need no pass of their own. Where the target is batch invariant (a
+row's result does not depend on the other rows), a dialogue does not depend on those written beside it.
 """
 
 from __future__ import annotations
@@ -16,28 +17,28 @@ from torch import Tensor
 from treeeagle_edge.kernels.view import BatchView
 from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.model_protocols import TargetModel
-from treeeagle_edge.training.dialogues import Say, Script, Wish
+from treeeagle_edge.training.dialogues import DialogueToken, Script, Wish
 from treeeagle_edge.training.shards import Dialogue
 
-_CANDIDATES = 64  # a token is sampled among that many of the most likely
+_CANDIDATES = 64  # tokens are sampled among this many of the most likely
 
 
 @dataclass
-class _Playing:
+class _Unfinished:
     """A dialogue that is being written."""
 
     script: Script
     rng: np.random.Generator
-    say: Say
-    row: int  # of the buffers, and of the store
-    said: list[Say] = field(default_factory=list)
+    current: DialogueToken  # the token that the next pass takes
+    row: int  # which part of the buffers and of the KV store is this dialogue's
+    said: list[DialogueToken] = field(default_factory=list)
 
 
-class Stage:
-    """Room for `dialogues` of `length` tokens: keys and values, and what is kept of every token."""
+class DialogueWriter:
+    """Writes up to `dialogues` dialogues of up to `length` tokens at the same time."""
 
     def __init__(self, target: TargetModel, taps: Sequence[int], dialogues: int, length: int) -> None:
-        """`taps`: the features wanted, indices into hidden_states."""
+        """`taps`: which hidden states are kept as features (indices into hidden_states)."""
         config = target.config
         self._target = target
         self._length = length
@@ -54,26 +55,28 @@ class Stage:
         self._stop_ids: list[int] = []
 
     @torch.inference_mode()
-    def play(
+    def write(
         self, scripts: Sequence[Script], rngs: Sequence[np.random.Generator], stop_ids: frozenset[int]
     ) -> list[Dialogue]:
-        """Play every script to its end, or to the full length. `rngs` choose the sampled tokens, one a script."""
+        """Run every script to its end or to the full length. `rngs`: one random generator for each script."""
         self._stop_ids = sorted(stop_ids)
-        playing = [
-            _Playing(script, rng, next(script), row)
+        dialogues = [
+            _Unfinished(script, rng, next(script), row)
             for row, (script, rng) in enumerate(zip(scripts, rngs, strict=True))
         ]
-        everyone = list(playing)
-        while playing:
-            chosen = self._step(playing)
-            playing = [one for one, token in zip(playing, chosen, strict=True) if self._advance(one, token)]
-        return [self._written(one) for one in everyone]
+        unfinished = dialogues
+        while unfinished:
+            chosen = self._step(unfinished)
+            unfinished = [
+                one for one, token in zip(unfinished, chosen, strict=True) if self._advance(one, token)
+            ]
+        return [self._written(one) for one in dialogues]
 
-    def _step(self, playing: Sequence[_Playing]) -> list[int | None]:
-        """One pass over a token of each dialogue; the next token where one was wished for."""
-        rows = torch.tensor([one.row for one in playing])
-        lengths = torch.tensor([len(one.said) for one in playing])
-        ids = torch.tensor([one.say.token for one in playing])
+    def _step(self, unfinished: Sequence[_Unfinished]) -> list[int | None]:
+        """One pass over the current token of each dialogue. Returns its next token, None where none is wished for."""
+        rows = torch.tensor([one.row for one in unfinished])
+        lengths = torch.tensor([len(one.said) for one in unfinished])
+        ids = torch.tensor([one.current.token for one in unfinished])
         first = rows * self._length
         device = self._target.device
         output = self._target.forward(
@@ -87,10 +90,10 @@ class Stage:
         self._kept[rows, lengths] = output.features.to(device="cpu", dtype=torch.bfloat16)
         best = output.logits.argmax(dim=-1)
         self._best[rows, lengths] = best.to(device="cpu", dtype=torch.int32)
-        return self._choose(playing, output.logits, best)
+        return self._choose(unfinished, output.logits, best)
 
-    def _choose(self, playing: Sequence[_Playing], logits: Tensor, best: Tensor) -> list[int | None]:
-        wishes = [one.say.wish for one in playing]
+    def _choose(self, unfinished: Sequence[_Unfinished], logits: Tensor, best: Tensor) -> list[int | None]:
+        wishes = [one.current.wish for one in unfinished]
         chosen: list[int | None] = [
             None if wish is None else token for wish, token in zip(wishes, best.tolist(), strict=True)
         ]
@@ -99,12 +102,12 @@ class Stage:
             return chosen
         top = logits[torch.tensor(sampled, device=logits.device)].topk(min(_CANDIDATES, logits.shape[-1]))
         for i, scores, ids in zip(sampled, top.values.cpu().numpy(), top.indices.cpu().numpy(), strict=True):
-            chosen[i] = self._sample(playing[i], scores, ids)
+            chosen[i] = self._sample(unfinished[i], scores, ids)
         return chosen
 
-    def _sample(self, one: _Playing, scores: np.ndarray, ids: np.ndarray) -> int:
-        """Gumbel-max over the candidates. An end token that is not wanted yet is no candidate."""
-        wish = one.say.wish
+    def _sample(self, one: _Unfinished, scores: np.ndarray, ids: np.ndarray) -> int:
+        """Sample one of the candidates (Gumbel-max). An end token is left out while it is not wanted yet."""
+        wish = one.current.wish
         assert wish is not None
         if not wish.may_stop:
             allowed = ~np.isin(ids, self._stop_ids)
@@ -115,24 +118,24 @@ class Stage:
         noise = -np.log(-np.log(one.rng.random(len(ids))))
         return int(ids[np.argmax(scores / wish.temperature + noise)])
 
-    def _advance(self, one: _Playing, token: int | None) -> bool:
-        """Write down what was said and go on; False at the end."""
-        one.said.append(one.say)
+    def _advance(self, one: _Unfinished, token: int | None) -> bool:
+        """Keep the current token and ask the script for the one after it; False where the dialogue has ended."""
+        one.said.append(one.current)
         if len(one.said) == self._length:
             one.script.close()
             return False
         try:
-            one.say = one.script.send(token)
+            one.current = one.script.send(token)
         except StopIteration:
             return False
         return True
 
-    def _written(self, one: _Playing) -> Dialogue:
+    def _written(self, one: _Unfinished) -> Dialogue:
         kept = self._kept[one.row, : len(one.said)]
         features, hidden = kept.split((self._feature_width, kept.shape[1] - self._feature_width), dim=-1)
         return Dialogue(
-            tokens=torch.tensor([say.token for say in one.said], dtype=torch.int32),
-            in_answer=torch.tensor([say.in_answer for say in one.said]),
+            tokens=torch.tensor([said.token for said in one.said], dtype=torch.int32),
+            in_answer=torch.tensor([said.in_answer for said in one.said]),
             best=self._best[one.row, : len(one.said)].clone(),
             features=features.clone(),
             hidden=hidden.clone(),

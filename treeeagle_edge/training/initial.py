@@ -1,4 +1,4 @@
-"""Where training starts: the target's own last layer, or a head that is there already."""
+"""The weights that training starts from: the target's last layer, or an existing head."""
 
 from __future__ import annotations
 
@@ -15,24 +15,6 @@ from treeeagle_edge.models import resolve_head
 _LAYER = "layers.0."
 
 
-def head_config(target: ModelConfig, draft_vocab_size: int) -> HeadConfig:
-    """A head of the target's own widths, which taps the usual three layers."""
-    return HeadConfig(
-        hidden_size=target.hidden_size,
-        target_hidden_size=target.hidden_size,
-        num_taps=len(target.default_taps),
-        taps=target.default_taps,
-        intermediate_size=target.intermediate_size,
-        num_heads=target.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        vocab_size=target.vocab_size,
-        draft_vocab_size=draft_vocab_size,
-        rms_norm_eps=target.rms_norm_eps,
-        rope_theta=target.rope.theta,
-    )
-
-
 def lm_head_rows(checkpoint: Checkpoint, ids: Tensor) -> Tensor:
     """[len(ids), Ht] float32 rows of the target's lm_head."""
     tied = checkpoint.config.tie_word_embeddings
@@ -40,10 +22,11 @@ def lm_head_rows(checkpoint: Checkpoint, ids: Tensor) -> Tensor:
 
 
 def from_last_layer(checkpoint: Checkpoint, config: HeadConfig, ids: Tensor, seed: int) -> dict[str, Tensor]:
-    """Tensors by name: norms, attention and MLP of the target's last layer, `lm_head` from its own.
+    """Tensors by name: norms, attention and MLP of the target's last layer, and rows of the target's `lm_head`.
 
-    The attention's half for the embedding starts small, `fc` hands the highest tap through. Measured on the demo model:
-    0.3 to 0.4 nats ahead of a random start after 300 steps.
+    A head's attention reads the embedding beside the hidden state: that half of q, k and v, which the target lacks,
+    starts with small random values. `fc` starts by passing on the highest tap. On the demo model this start was 0.3 to
+    0.4 nats ahead of a random one after 300 steps.
     """
     target = checkpoint.config
     generator = torch.Generator().manual_seed(seed)
@@ -77,9 +60,9 @@ def from_last_layer(checkpoint: Checkpoint, config: HeadConfig, ids: Tensor, see
 
 
 def open_initial(name: str, target_name: str, target: ModelConfig) -> HeadCheckpoint:
-    """The head that `--init` names, for `target`.
+    """The head that `--init` names, opened for `target`.
 
-    Raises InputError for a head that is not there, is none, belongs to another target or has an embedding of its own.
+    Raises InputError where there is no such head, or it belongs to another target or has an embedding of its own.
     """
     path = resolve_head(name, target_name)
     if path is None:
@@ -94,9 +77,10 @@ def open_initial(name: str, target_name: str, target: ModelConfig) -> HeadCheckp
 
 
 def from_head(opened: HeadCheckpoint, ids: Tensor) -> dict[str, Tensor]:
-    """Tensors of `opened`, its `lm_head` put into the order of `ids`.
+    """Tensors of `opened`, with its `lm_head` rows in the order of `ids`.
 
-    A token that it did not know gets the mean of the known rows: the target's own would drown them.
+    A token that the old head could not draft gets the mean of its rows: the target's own row would score far higher
+    than the trained ones.
     """
     known = {int(token): row for row, token in enumerate(opened.target_ids.tolist())}
     trained = opened.tensors["lm_head.weight"].float()

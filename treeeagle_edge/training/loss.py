@@ -1,7 +1,8 @@
-"""Cross-entropy between the target's distribution and the head's, with the product by `lm_head` fused in.
+"""Cross-entropy between the target's distribution and the head's, computed together with the product by `lm_head`.
 
-The logits of a step are by far the largest tensor of training. Here they live for one block of rows: the gradient of a
-softmax cross-entropy is known as soon as its value is, so nothing is kept for the way back but gradients of the inputs.
+The logits are by far the largest tensor of training. Here only one block of rows exists at a time: the gradient of a
+softmax cross-entropy is known together with its value, so the forward pass computes the gradients of its inputs too,
+and keeps nothing else for the backward pass.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""An EAGLE-3 head as a trainable module, unrolled as drafting will use it (training-time test, arXiv 2503.01840).
+"""An EAGLE-3 head as a trainable module that drafts in training as it will in use (training-time test, 2503.01840).
 
-Row t pairs the feature of token t with the embedding of token t + 1 (see `treeeagle_edge.head`). From every anchor row
-a chain is drafted: its first step reads a true feature, each later one the chain's own output, and attends to the true
-rows up to the anchor and to the chain, as a branch of a draft tree does.
+Row t pairs the feature of token t with the embedding of token t + 1 (see `treeeagle_edge.head`). From chosen rows, the
+anchors, the head drafts a chain of tokens. The first step of a chain reads the target's feature, each later one the
+head's own output of the step before. A step attends to the rows up to its anchor and to its own chain, as a branch of
+a draft tree does.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ TENSOR_NAMES = {  # attribute -> name in a checkpoint
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a batch of B dialogues of up to T tokens gives the head, and the A anchor rows of each."""
+    """What the head reads of a batch: B dialogues of up to T tokens, with A anchor rows in each."""
 
     features: Tensor  # [B, T, taps * Ht]
-    embeddings: Tensor  # [B, T, H] of the dialogue's own tokens, as the target stores them
-    anchors: Tensor  # [B, A] int64 rows; padding repeats row 0
+    embeddings: Tensor  # [B, T, H] of the dialogue's tokens, from the target's table
+    anchors: Tensor  # [B, A] int64 rows; unused places hold row 0
 
 
 class TrainableHead(nn.Module):
@@ -80,9 +81,9 @@ class TrainableHead(nn.Module):
         return {name: getattr(self, attribute).detach() for attribute, name in TENSOR_NAMES.items()}
 
     def unroll(self, inputs: Inputs, steps: int) -> Iterator[Tensor]:
-        """For each step [B, A, H]: the normalised state that `lm_head` scores.
+        """Draft `steps` steps. For each step [B, A, H]: the normalised state that `lm_head` scores.
 
-        Step k of the chain at row t foresees the token t + 2 + k, given the true ones before it.
+        Step k of the chain at row t predicts token t + 2 + k; the tokens before it are the dialogue's own.
         """
         anchors, kv_heads = inputs.anchors, self.config.num_kv_heads
         embedded = self._norm(inputs.embeddings, self.embedding_norm)
@@ -137,9 +138,10 @@ def _rows(x: Tensor, index: Tensor) -> Tensor:
 
 
 def _attend(query: Tensor, keys: list[Tensor], values: list[Tensor], readable: Tensor) -> Tensor:
-    """[B, A, heads * hd]: over the true rows that `readable` [B, A, T] grants, and over one's own chain.
+    """[B, A, heads * hd]: attention over the dialogue's rows where `readable` [B, A, T], and over the anchor's chain.
 
-    query: [B, heads, A, hd]; keys, values: the true rows [B, kv_heads, T, hd], then one [B, kv_heads, A, hd] a step.
+    query: [B, heads, A, hd]. keys, values: first those of the dialogue [B, kv_heads, T, hd], then for each step of the
+    chain [B, kv_heads, A, hd].
     """
     batch, heads, anchors, dim = query.shape
     kv_heads, length = keys[0].shape[1], keys[0].shape[2]

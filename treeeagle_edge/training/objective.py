@@ -1,4 +1,4 @@
-"""What a batch asks of a head: which rows draft, what the target says there, and the loss over all unrolled steps."""
+"""The training objective: where the head drafts, what the target predicts there, and the loss over all steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from treeeagle_edge.training.corpus import Batch
 from treeeagle_edge.training.loss import soft_cross_entropy
 from treeeagle_edge.training.module import Inputs, TrainableHead
 
-STEP_WEIGHT = 0.8  # of each further step (EAGLE-3)
+STEP_WEIGHT = 0.8  # each further step counts 0.8 times as much as the one before (EAGLE-3)
 
 
 @dataclass(frozen=True)
@@ -27,27 +27,26 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A batch, prepared."""
+    """A batch, prepared for the loss."""
 
     inputs: Inputs
-    wanted: (
-        Tensor  # [P, Vd] the target's distribution over the draft vocabulary, where an answer token follows
-    )
-    place: Tensor  # [B, T] int64 row of `wanted` for a position, -1 where there is none
+    # [P, Vd] the target's distribution over the draft vocabulary, at P positions: those that an answer token follows
+    wanted: Tensor
+    place: Tensor  # [B, T] int64 row of `wanted` for each position, -1 where there is none
     follows: Tensor  # [B, T] bool: an answer token follows, whether the draft vocabulary has it or not
-    usable: Tensor  # [B, A] bool: an anchor that is no padding
+    usable: Tensor  # [B, A] bool: this place of `anchors` holds an anchor
 
     @property
     def first_rows(self) -> int:
-        """Rows whose first step counts: what losses are averaged over."""
+        """How many anchors count at their first step: the loss is averaged over them."""
         return int((self.at(0) >= 0).sum())
 
     def at(self, step: int) -> Tensor:
-        """[B, A] row of `wanted` for each anchor at `step`, -1 where there is none."""
+        """[B, A] row of `wanted` that `step` of each anchor's chain should match, -1 where there is none."""
         return torch.where(self.counts(step), self._ahead(self.place, step), -1)
 
     def counts(self, step: int) -> Tensor:
-        """[B, A] bool: whether an answer token is foreseen at `step` of each anchor's chain."""
+        """[B, A] bool: whether `step` of the anchor's chain predicts an answer token."""
         inside = self.inputs.anchors + 1 + step < self.place.shape[1]
         return inside & self.usable & self._ahead(self.follows, step)
 
@@ -57,7 +56,7 @@ class Lesson:
 
 
 def prepare(batch: Batch, teacher: Teacher, dtype: torch.dtype) -> Lesson:
-    """Anchors are the rows from which an answer token is foreseen; prompts are read, not learnt."""
+    """Prepare `batch`. Anchors are the rows that predict an answer token: prompts are read, but not learnt."""
     device = teacher.embedding.device
     tokens, in_answer = batch.tokens.to(device), batch.in_answer.to(device)
     follows = F.pad(in_answer[:, 1:], (0, 1))  # the token after this position is an answer's
@@ -72,7 +71,7 @@ def prepare(batch: Batch, teacher: Teacher, dtype: torch.dtype) -> Lesson:
 
 
 def _gathered(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns where `mask` [B, T] holds, as [B, A] padded with 0, and which of them are no padding."""
+    """Columns where `mask` [B, T] is true, as [B, A] padded with 0; and [B, A], true where there is no padding."""
     counts = mask.sum(dim=1)
     order = mask.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : max(1, int(counts.max()))]
     usable = torch.arange(order.shape[1], device=mask.device) < counts[:, None]
@@ -80,7 +79,10 @@ def _gathered(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def lesson_loss(head: TrainableHead, lesson: Lesson, steps: int, rows: int) -> Tensor:
-    """Scalar: cross-entropy of every step, weighted 0.8 a step, over `rows` first-step rows of the whole batch."""
+    """Scalar: the cross-entropy of all steps, each weighted by STEP_WEIGHT, divided by `rows`.
+
+    rows: `Lesson.first_rows`, summed over all processes that share the batch.
+    """
     states, at, weights = [], [], []
     for step, state in enumerate(head.unroll(lesson.inputs, steps)):
         found = lesson.at(step)
@@ -95,13 +97,13 @@ def lesson_loss(head: TrainableHead, lesson: Lesson, steps: int, rows: int) -> T
 
 @dataclass
 class Scores:
-    """What a held-out set says, by step: sums, so that batches add up."""
+    """Counts over the held-out dialogues, for each step. They are sums, so that batches can be added up."""
 
-    rows: Tensor  # [steps] where an answer token was to be foreseen
-    scored: Tensor  # [steps] of them, where the draft vocabulary has the target's choice
-    loss: Tensor  # [steps] cross-entropy over the scored ones, nats
-    hits: Tensor  # [steps] the head's most likely token is the target's
-    accepted: Tensor  # [steps] it was so at this step and at all before it
+    rows: Tensor  # [steps] how often an answer token was to be predicted
+    scored: Tensor  # [steps] how often the draft vocabulary has the token that the target would choose
+    loss: Tensor  # [steps] cross-entropy, nats, summed over the scored rows
+    hits: Tensor  # [steps] how often the head's most likely token is the target's
+    accepted: Tensor  # [steps] how often that was so at this step and at all steps before it
 
     @classmethod
     def zero(cls, steps: int) -> Scores:
@@ -111,7 +113,7 @@ class Scores:
 
 @torch.no_grad()
 def score(head: TrainableHead, lesson: Lesson, scores: Scores) -> None:
-    """Add what `head` does on one batch. A target's choice outside the draft vocabulary counts as a miss."""
+    """Add one batch to `scores`. Where the draft vocabulary lacks the target's choice, that counts as a miss."""
     matrix = head.lm_head.to(head.dtype)
     reached = lesson.usable
     for step, state in enumerate(head.unroll(lesson.inputs, len(scores.rows))):

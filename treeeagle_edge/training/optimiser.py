@@ -1,7 +1,7 @@
-"""How weights are changed: Muon for the matrices inside, AdamW for `lm_head` and the norms.
+"""The optimiser: Muon for the matrices of the layer and `fc`, AdamW for `lm_head` and the norms.
 
-Muon (Jordan 2024; Liu et al., arXiv 2502.16982) makes the update of a matrix orthogonal; scaled to the size of AdamW's
-updates, both take the same learning rate.
+Muon (Jordan 2024; Liu et al., arXiv 2502.16982) makes the update of a matrix orthogonal. It is scaled here to the size
+of AdamW's updates, so that both take the same learning rate.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from treeeagle_edge.training.module import TrainableHead
 
 WARM_UP = 0.02  # share of the steps in which the rate rises
-LAST_RATE = 0.02  # of the highest
-MOST_GRADIENT = 1.0  # norm; longer ones are shortened
+LAST_RATE = 0.02  # learning rate of the last step, as a share of the highest
+MOST_GRADIENT = 1.0  # gradients with a larger norm are scaled down to it
 
 
 class Optimiser:
-    """Both optimisers with one schedule: a short rise, then a cosine."""
+    """Both optimisers under one schedule: the rate rises for a short while, then falls along a cosine."""
 
     def __init__(self, head: TrainableHead, learning_rate: float) -> None:
         matrices = [head.fc, head.q, head.k, head.v, head.o, head.gate, head.up, head.down]
@@ -37,7 +37,7 @@ class Optimiser:
         )
 
     def step(self, step: int, steps: int) -> None:
-        """Change the weights by their gradients, which are cleared, at the rate of `step` among `steps`."""
+        """Update the weights, then clear the gradients. The learning rate is that of step `step` of `steps`."""
         nn.utils.clip_grad_norm_(self._parameters, MOST_GRADIENT)
         rate = self._rate * scheduled(step, steps)
         for optimiser in self._both:
@@ -47,24 +47,24 @@ class Optimiser:
             optimiser.zero_grad(set_to_none=True)
 
     def gradients(self) -> Iterable[Tensor]:
-        """Of every weight, in one order in every process."""
+        """The gradient of every weight, in the same order in every process."""
         for parameter in self._parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             yield parameter.grad
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """What a checkpoint keeps."""
+        """What a checkpoint stores of both optimisers."""
         return [optimiser.state_dict() for optimiser in self._both]
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """Go on from a checkpoint."""
+        """Restore what `state_dict` returned."""
         for optimiser, state in zip(self._both, states, strict=True):
             optimiser.load_state_dict(state)
 
 
 def scheduled(step: int, steps: int) -> float:
-    """Share of the highest rate at `step` of `steps`."""
+    """Learning rate at step `step` of `steps`, as a share of the highest."""
     rise = max(1, round(steps * WARM_UP))
     if step < rise:
         return (step + 1) / rise

@@ -1,4 +1,4 @@
-"""What does not belong into training data: questions that a head is judged by, and what was said before."""
+"""Keeps out of the training data what does not belong there: questions that judge a head, and repetitions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-WORDS = 8  # a text shares that many words in a row with a question: too many
-_SEEN_TOKENS = 8
-_TABLE_BITS = 26  # 64 MB: a few million entries, and hardly a false one
-_MOST_SEEN = 0.5  # share of a dialogue that may have been said before
+WORDS = 8  # a dialogue that shares this many words in a row with a judging question is left out
+_SEEN_TOKENS = 8  # repetitions are found by runs of this many tokens
+_TABLE_BITS = 26  # 64 MB: with a few million runs noted, hardly any other run is taken for one of them
+_MOST_SEEN = 0.5  # a dialogue is left out where more than this share of its runs occurred before
 
 
 def word_grams(text: str) -> set[tuple[str, ...]]:
-    """Every run of WORDS words, lower-case, punctuation left out."""
+    """Every run of WORDS words of the text, in lower case and without punctuation."""
     words = re.findall(r"\w+", text.lower())
     return {tuple(words[i : i + WORDS]) for i in range(len(words) - WORDS + 1)}
 
@@ -26,18 +26,18 @@ class Excluded:
         self._grams = {gram for text in texts for gram in word_grams(text)}
 
     def overlaps(self, text: str) -> bool:
-        """Whether `text` shares so many words with one of them."""
+        """Whether `text` shares WORDS words in a row with one of the texts."""
         return not self._grams.isdisjoint(word_grams(text))
 
 
 class Seen:
-    """Which runs of tokens occurred in dialogues so far, as one bit each by their hash."""
+    """Remembers which runs of tokens have occurred. A run is a flag in a table, at the place of its hash."""
 
     def __init__(self) -> None:
         self._table = np.zeros(1 << _TABLE_BITS, dtype=bool)
 
     def is_repeated(self, tokens: Sequence[int] | np.ndarray) -> bool:
-        """Whether most of `tokens` was there before; if not, it is noted."""
+        """Whether most runs of `tokens` occurred before. If not, its runs are noted."""
         places = self._places(np.asarray(tokens, dtype=np.uint64))
         if len(places) and self._table[places].mean() > _MOST_SEEN:
             return True
@@ -46,7 +46,7 @@ class Seen:
 
     @staticmethod
     def _places(tokens: np.ndarray) -> np.ndarray:
-        """Hashes of all runs, by a polynomial modulo 2^64 and a multiplicative finish (Knuth)."""
+        """Places of all runs in the table: a polynomial modulo 2^64, then Knuth's multiplicative hash."""
         if len(tokens) < _SEEN_TOKENS:
             return np.empty(0, np.int64)
         runs = np.lib.stride_tricks.sliding_window_view(tokens, _SEEN_TOKENS)

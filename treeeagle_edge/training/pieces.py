@@ -12,16 +12,19 @@ _USER, _ANSWER, _SECOND = "[the person's words]", "[the answer's words]", "[more
 
 @dataclass(frozen=True)
 class ChatPieces:
-    """The template cut at the words of person and model. Each piece holds ids."""
+    """The ids that the template puts around the words of person and model."""
 
-    opening: tuple[int, ...]  # up to the person's first words: what a person's turn is sampled from
-    reply: tuple[int, ...]  # from the person's words to the answer's
-    again: tuple[int, ...]  # from an answer's words to the person's next
+    opening: tuple[int, ...]  # before the person's first words
+    reply: tuple[int, ...]  # between the person's words and the answer
+    again: tuple[int, ...]  # between an answer and the person's next words
     stop_ids: frozenset[int]  # any of them ends a turn
 
 
 def chat_pieces(codec: TextCodec) -> ChatPieces:
-    """Cut the template of `codec`. Raises InputError where the model has none or it hides the words."""
+    """Find the pieces by rendering two known dialogues with the chat template of `codec`.
+
+    Raises InputError where the model has no template, or where the template does not repeat the words in order.
+    """
     if not codec.has_chat_template:
         raise InputError(
             "this model has no chat template, so it cannot write dialogues itself",

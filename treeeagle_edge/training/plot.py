@@ -1,4 +1,4 @@
-"""A training run as a picture: the loss, and how far ahead the held-out dialogues are foreseen."""
+"""A picture of a training run: its loss, and how well each step predicts the held-out dialogues."""
 
 from __future__ import annotations
 

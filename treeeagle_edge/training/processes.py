@@ -1,7 +1,7 @@
 """Several processes that train one head: `accelerate launch` starts them, each with the same command.
 
-They share the dialogues to be written, and every batch. Gradients are sums over the whole batch, so that two processes
-take the steps that one would take.
+They divide the dialogues to be written among themselves, and so they do with every batch. Gradients are summed over all
+processes, so that two processes take the same steps as one.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True)
 class Place:
-    """This process among `count`, as `accelerate launch` and `torchrun` say it through the environment."""
+    """Which of the `count` processes this is, as `accelerate launch` and `torchrun` say through the environment."""
 
     index: int
     count: int
 
     @property
     def first(self) -> bool:
-        """The one that speaks and writes what all have in common."""
+        """Whether this is the one process that prints, and that writes what all have in common."""
         return self.index == 0
 
 
 def find_place() -> Place:
-    """RANK and WORLD_SIZE of the environment; one process where they are not set."""
+    """The place given by the environment's RANK and WORLD_SIZE; the only one where they are not set."""
     return Place(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 
@@ -41,7 +41,10 @@ class Group:
     """The processes of a run. With one process nothing is exchanged and `accelerate` is not needed."""
 
     def __init__(self, place: Place, *, cpu: bool) -> None:
-        """Meet the others. Raises CannotRunError where several were started and `accelerate` is not installed."""
+        """Connect to the other processes.
+
+        Raises CannotRunError where several were started and the package `accelerate` is not installed.
+        """
         self.place = place
         self._accelerator = None
         if place.count > 1:
@@ -55,7 +58,7 @@ class Group:
             self._accelerator = Accelerator(cpu=cpu)
 
     def wait(self) -> None:
-        """Go on when every process has come here."""
+        """Wait until every process has called this."""
         if self._accelerator is not None:
             self._accelerator.wait_for_everyone()
 
@@ -69,7 +72,7 @@ class Group:
         return type(value)(self._accelerator.reduce(summed, "sum").item())
 
     def agreed(self, value: int) -> int:
-        """What the first process says, so that all do the same."""
+        """The value of the first process, so that all decide alike."""
         return self.total(value if self.place.first else 0)
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:

@@ -1,8 +1,11 @@
-"""Training a head from beginning to end: dialogues, corpus, training, and the finished folder. Every stage resumes."""
+"""Training a head from beginning to end: dialogues, corpus, training, and the finished folder.
+
+Every stage can be interrupted: the same command goes on where the run stopped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from treeeagle_edge.bench.prompts import builtin_prompts, read_prompts
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.json_file import write_json
+from treeeagle_edge.known_models import usual_head
+from treeeagle_edge.progress import Progress
 from treeeagle_edge.tokenizer.codec import Tokenizer
 from treeeagle_edge.training.corpus import Corpus, draft_vocabulary, open_corpus
 from treeeagle_edge.training.export import write_head
@@ -21,7 +26,6 @@ from treeeagle_edge.training.features import write_features
 from treeeagle_edge.training.initial import (
     from_head,
     from_last_layer,
-    head_config,
     lm_head_rows,
     open_initial,
 )
@@ -34,14 +38,12 @@ from treeeagle_edge.training.run_settings import TrainingRun
 from treeeagle_edge.training.source import TargetSource, find_target
 from treeeagle_edge.training.trainer import Record, Trainer
 
-_LONGER = 16  # rotary positions beyond the longest dialogue, for the unrolled steps
-
-Say = Callable[[str], None]
+_LONGER = 16  # rotary positions beyond the longest dialogue, for the steps unrolled after its last token
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished run tells."""
+    """Results of a finished run."""
 
     folder: Path
     config: HeadConfig
@@ -49,14 +51,15 @@ class Outcome:
     summary: dict[str, Any]
 
 
-def train(run: TrainingRun, place: Place, say: Say) -> Outcome:
-    """Write dialogues, train on them and save the head in `run.out`; stages that are done are not done again.
+def train(run: TrainingRun, place: Place, say: Progress) -> Outcome:
+    """Write dialogues, train on them and save the head in `run.out`. Finished stages are not done again.
 
-    Raises InputError for files that cannot be read or belong to another run, CannotRunError where memory or disk do not
-    suffice or the loss is not finite.
+    Raises InputError for files that cannot be read or that belong to another run, CannotRunError where memory or disk
+    are too small or the loss is not finite.
     """
     source = find_target(run.target, say)
-    if run.init is not None:  # told before hours of writing; not kept, since it would take memory meanwhile
+    if run.init is not None:
+        # only to report a wrong file before hours of writing; it is opened again later, to take no memory meanwhile
         open_initial(run.init, source.name, source.checkpoint.config)
     group = Group(place, cpu=source.device == "cpu")
     work = run.out / "work"
@@ -103,13 +106,13 @@ def train(run: TrainingRun, place: Place, say: Say) -> Outcome:
 def _start(
     run: TrainingRun, source: TargetSource, tokenizer: Tokenizer, corpus: Corpus
 ) -> tuple[TrainableHead, Teacher]:
-    """The head before its first step, and what it is taught by."""
+    """The head before its first step, and the target's tables that it learns from."""
     checkpoint, device = source.checkpoint, torch.device(source.device)
     target = checkpoint.config
     size = min(run.draft_vocab, target.vocab_size)
     ids = draft_vocabulary(corpus.counts, size, target.vocab_size, tokenizer.stop_ids)
     if run.init is None:
-        config = head_config(target, size)
+        config = usual_head(target, draft_vocab=size, theta=target.rope.theta)
         tensors = from_last_layer(checkpoint, config, ids, run.training.seed)
     else:
         initial = open_initial(run.init, source.name, target)
@@ -134,7 +137,7 @@ def _start(
 
 
 def _excluded(files: Sequence[Path]) -> Excluded:
-    """The built-in prompts, by which every head is judged, and the questions of `files`."""
+    """Texts that training may not repeat: the built-in prompts, which judge every head, and those of `files`."""
     prompts = list(builtin_prompts())
     for file in files:
         prompts += read_prompts(file, turns="all")

@@ -1,4 +1,4 @@
-"""What a training run was asked for: its target, what a head learns from, and how it is trained."""
+"""Settings of a training run: the target, what the head learns from, and how it is trained."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from treeeagle_edge.training.trainer import TrainSettings
 
 @dataclass(frozen=True)
 class DataSettings:
-    """What a head learns from."""
+    """Which dialogues a head learns from."""
 
-    tokens: int = 1_000_000  # about so many are written
-    dialogues: int = 128  # written side by side; a shard holds as many
+    tokens: int = 1_000_000  # about this many tokens are written
+    dialogues: int = 128  # how many are written at the same time; also the number of dialogues in a shard
     length: int = 512  # tokens of the longest dialogue
     seed: int = 0
-    file: Path | None = None  # dialogues of the person's own
-    regenerate: bool = False  # keep the questions of `file`, and let the target answer
+    file: Path | None = None  # the person's own dialogues, instead of those that the target writes
+    regenerate: bool = False  # take only the questions of `file`, and let the target answer
     exclude: tuple[Path, ...] = ()  # questions that no training text may share eight words in a row with
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """Everything that was asked for."""
+    """All settings of a training run."""
 
-    target: RunSettings  # the model and how it will run; its head is not looked at
+    target: RunSettings  # the model and how it will run; its head is ignored
     out: Path
     data: DataSettings
     training: TrainSettings

@@ -1,6 +1,7 @@
-"""Training data on disk: dialogues with what the target computed for every token, in memory-mapped shards.
+"""Training data on disk: dialogues, with what the target computed for every token, in memory-mapped shards.
 
-One safetensors file a shard. A shard is written under another name and then renamed, so a file with its name is whole.
+A shard is one safetensors file. It is written under another name and then renamed, so that a file under a shard's name
+is always complete.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def write_shard(path: Path, dialogues: Sequence[Dialogue]) -> None:
 
 
 def save_whole(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """A safetensors file that is there entirely or not at all. Raises CannotRunError where it cannot be written."""
+    """Write a safetensors file, whole or not at all. Raises CannotRunError where it cannot be written."""
     unfinished = path.with_name(path.name + f".{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +70,7 @@ def save_whole(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] 
 
 
 class Shard:
-    """A shard opened for reading. Tensors are mapped, not read, until a dialogue is asked for."""
+    """A shard opened for reading. Features are read from disk only when a dialogue is asked for."""
 
     def __init__(self, path: Path) -> None:
         """Raises InputError for a damaged file."""

@@ -1,4 +1,4 @@
-"""The target that a head is made for: found and planned for without a head, and loaded when it is needed."""
+"""The target that a head is trained for: planned without a head at first, and loaded only when it is needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from treeeagle_edge.checkpoint.opening import Checkpoint, open_checkpoint
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.hardware import Hardware, detect
 from treeeagle_edge.model_protocols import TargetModel
-from treeeagle_edge.planned_models import Progress, load_planned_target, plan_and_fetch
+from treeeagle_edge.planned_models import load_planned_target, plan_and_fetch
+from treeeagle_edge.progress import Progress
 from treeeagle_edge.run_plan import RunPlan, pick_profile
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.tokenizer.codec import Tokenizer, load_tokenizer
@@ -19,7 +20,7 @@ from treeeagle_edge.tokenizer.codec import Tokenizer, load_tokenizer
 
 @dataclass(frozen=True)
 class TargetSource:
-    """A target that was found and planned for, and is loaded when needed: what making a head for it starts from."""
+    """A target that was found and planned for, but not loaded yet."""
 
     checkpoint: Checkpoint
     path: Path
@@ -49,7 +50,7 @@ class TargetSource:
 
     @property
     def free_memory(self) -> int:
-        """Bytes free on the device, less the target's weights."""
+        """Bytes that the device has left beside the target's weights."""
         memory = self.plan.memory
         return self.hardware.budget - sum(memory.line(name).nbytes for name in ("weights", "embedding"))
 
@@ -75,7 +76,7 @@ class TargetSource:
 def find_target(settings: RunSettings, progress: Progress) -> TargetSource:
     """Plan a run without a head, check that it fits, and fetch the model where it is missing.
 
-    Errors as `load_runtime`.
+    Raises the same errors as `load_runtime`, and UsageError where several devices were asked for.
     """
     settings = replace(settings, speculate=False, head=None)
     hardware = detect(settings.device)

@@ -1,4 +1,4 @@
-"""How a person's turn may begin: the table in starters.yaml, as ids."""
+"""First words of a person's turn, from the table in starters.yaml, as ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 from treeeagle_edge.prompt import TextCodec
 
-USER_TOKENS = 96  # where a person's turn is cut, unless its group asks for more
+USER_TOKENS = 96  # longest turn of a person, unless the starter's group allows more
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class Starter:
     ids: tuple[int, ...]
     weight: float  # how often it opens a dialogue, relative to the others
     follow_up: float  # how often it opens a later turn
-    tokens: int  # where the turn is cut, the starter not counted
+    tokens: int  # longest turn, the starter not counted
 
 
 def load_starters(codec: TextCodec) -> tuple[Starter, ...]:
-    """The shipped table; a group's shares are spread evenly over its starters."""
+    """The shipped table. The weights of a group are spread evenly over its starters."""
     table = yaml.safe_load((files("treeeagle_edge.training") / "starters.yaml").read_text(encoding="utf-8"))
     return tuple(
         Starter(

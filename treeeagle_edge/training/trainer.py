@@ -1,11 +1,11 @@
-"""The training loop: batches, steps, a record, and checkpoints that a killed run goes on from as if never killed."""
+"""The training loop, with a record of the run and checkpoints: a run that was killed goes on as if it had not been."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,31 +13,32 @@ from typing import Any
 import torch
 
 from treeeagle_edge.errors import CannotRunError, InputError
+from treeeagle_edge.progress import Progress
 from treeeagle_edge.training.corpus import Corpus, Entry, batches, collate
 from treeeagle_edge.training.module import TrainableHead
 from treeeagle_edge.training.objective import Scores, Teacher, lesson_loss, prepare, score
 from treeeagle_edge.training.optimiser import Optimiser
 from treeeagle_edge.training.processes import Group
 
-TIMED_STEPS = 10  # after as many to warm up, before a number of minutes becomes a number of steps
-_SMOOTH = 0.98  # of the loss that progress shows
+TIMED_STEPS = 10  # steps whose time tells how many fit into the minutes; as many before them only warm up
+_SMOOTH = 0.98  # the loss that is shown is an average over about 1 / (1 - 0.98) = 50 steps
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How a head is trained. Together with the corpus and the start they decide the result."""
+    """How a head is trained. Together with the dialogues and the initial weights, they decide the result."""
 
     steps: int = 5  # unrolled drafting steps
     batch_tokens: int = 2048  # answer tokens a step
     passes: float = 3.0  # times each dialogue is seen
-    minutes: float | None = None  # of training, an upper bound
+    minutes: float | None = None  # training ends after so many at the latest
     learning_rate: float = 1e-3
     seed: int = 0
 
 
 @dataclass
 class Record:
-    """What happened, for the plot, the model card and the documentation."""
+    """The course of a run, for the plot, the model card and the documentation."""
 
     loss: list[tuple[int, float]] = field(default_factory=list)  # step, smoothed training loss
     held_out: list[dict[str, Any]] = field(default_factory=list)  # step, loss and acceptance by depth
@@ -50,9 +51,9 @@ class Trainer:
 
     def __init__(
         self, head: TrainableHead, teacher: Teacher, corpus: Corpus, settings: TrainSettings,
-        checkpoint: Path, *, group: Group, say: Callable[[str], None], save_every: float, judge_times: int = 12,
+        checkpoint: Path, *, group: Group, say: Progress, save_every: float, judge_times: int = 12,
     ) -> None:  # fmt: skip
-        """`save_every`: seconds between checkpoints; `judge_times`: how often the held-out dialogues are looked at."""
+        """`save_every`: seconds between checkpoints. `judge_times`: how often held-out dialogues are scored in all."""
         self.head, self.teacher, self.corpus, self.settings = head, teacher, corpus, settings
         self.record = Record()
         self._optimiser = Optimiser(head, settings.learning_rate)
@@ -94,7 +95,7 @@ class Trainer:
         return self.record
 
     def _remaining(self) -> Iterator[list[Entry]]:
-        """The batches from the present step on, epoch by epoch."""
+        """The batches from the current step on, over all epochs."""
         skip = self._step
         epoch = 0
         while True:
@@ -112,7 +113,10 @@ class Trainer:
         )
 
     def _bound(self) -> None:
-        """Turn the minutes that were asked for into steps, once the speed is known; the checkpoint keeps the number."""
+        """Once the speed is known, turn the minutes that were asked for into a number of steps.
+
+        The checkpoint keeps that number, so that a run that goes on ends where it would have ended.
+        """
         assert self.settings.minutes is not None
         if self._timed is None:
             if self._step >= TIMED_STEPS:
@@ -149,7 +153,7 @@ class Trainer:
             self.record.loss.append((self._step, self._smoothed))
 
     def _judge(self) -> None:
-        """Loss and acceptance on the held-out dialogues, each process its part."""
+        """Score the held-out dialogues, of which each process takes a part, and note the result in the record."""
         scores = Scores.zero(self.settings.steps)
         mine = self.corpus.held_out[self._group.place.index :: self._group.place.count]
         for begin in range(0, len(mine), 8):

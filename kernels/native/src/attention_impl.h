@@ -7,71 +7,19 @@
 // once for all of them, and threads only decide who computes which chunk.
 //
 // Keys, values, queries and probabilities are bf16 in pairs, sums are fp32. Keys are transposed (dimension pairs x keys),
-// values interleaved (key pairs x dimensions), and both products become the same small kernel.
+// values interleaved (key pairs x dimensions), and both products become the same small kernel: `pair_product_impl.h`.
+// `key_block_impl.h` puts keys and values into these shapes.
 #pragma once
 
 #include <initializer_list>
 #include <type_traits>
 
+#include "key_block_impl.h"
 #include "ops_impl.h"
+#include "pair_product_impl.h"
 
 namespace te {
 namespace {
-
-// c[q * c_stride + v * lanes] += sum over steps of a[step * a_stride + v * lanes] . b[q * b_stride + step]
-template <class S, int NQ, int NV>
-inline void pair_tile(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride, int64_t steps, float* c,
-                      int64_t c_stride) {
-  typename S::F acc[NQ][NV];
-#pragma GCC unroll 8
-  for (int q = 0; q < NQ; ++q)
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) acc[q][v] = S::load(c + q * c_stride + v * S::kLanes);
-  for (int64_t s = 0; s < steps; ++s) {
-    typename S::I row[NV];
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) row[v] = S::load_pairs(a + s * a_stride + v * S::kLanes);
-#pragma GCC unroll 8
-    for (int q = 0; q < NQ; ++q) {
-      const typename S::I other = S::broadcast_pair(b + q * b_stride + s);
-#pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) acc[q][v] = S::dot_pair(acc[q][v], row[v], other);
-    }
-  }
-#pragma GCC unroll 8
-  for (int q = 0; q < NQ; ++q)
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) S::store(c + q * c_stride + v * S::kLanes, acc[q][v]);
-}
-
-template <class S, int NQ, int NV>
-inline void pair_tile_any(int64_t nq, int64_t nv, const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride,
-                          int64_t steps, float* c, int64_t c_stride) {
-  if constexpr (NQ > 1) {
-    if (nq < NQ) return pair_tile_any<S, NQ - 1, NV>(nq, nv, a, a_stride, b, b_stride, steps, c, c_stride);
-  }
-  if constexpr (NV > 1) {
-    if (nv < NV) return pair_tile_any<S, NQ, NV - 1>(nq, nv, a, a_stride, b, b_stride, steps, c, c_stride);
-  }
-  pair_tile<S, NQ, NV>(a, a_stride, b, b_stride, steps, c, c_stride);
-}
-
-template <class S>
-void pair_product(int64_t queries, int64_t vectors, const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride,
-                  int64_t steps, float* c, int64_t c_stride) {
-  for (int64_t q = 0; q < queries; q += S::kQueries)
-    for (int64_t v = 0; v < vectors; v += S::kVectors)
-      pair_tile_any<S, S::kQueries, S::kVectors>(queries - q, vectors - v, a + v * S::kLanes, a_stride, b + q * b_stride,
-                                                 b_stride, steps, c + q * c_stride + v * S::kLanes, c_stride);
-}
-
-constexpr int64_t kFewKeys = 8;  // up to here single keys are put in place faster than sixteen are transposed
-
-// A block of keys and values in the shape of the products.
-struct KeyBlock {
-  uint32_t* keys;    // [head_dim / 2][kKeyBlock] pairs of dimensions
-  uint32_t* values;  // [kKeyBlock / 2][head_dim] pairs of keys
-};
 
 // The queries of a unit and their running softmax. Of each query a part holds the weighted sum of the values [head_dim],
 // then the largest score so far and the sum of exp(score - largest).
@@ -112,57 +60,6 @@ inline int64_t lay_out(const AttentionShape& shape, int64_t queries, char* base,
   carve(s.state.weights, queries * kKeyBlock);
   carve(s.parts, queries * shape.part_width());
   return used;
-}
-
-// Fills positions [first + from, first + count) of the block as `row` reads them; `from` is a multiple of 16. Columns past
-// `count` repeat its last key: they are never given weight.
-template <class S>
-void prepare_block(const AttentionJob& job, int64_t row, int64_t kv_head, int64_t first, int64_t from, int64_t count,
-                   const KeyBlock& block) {
-  const int64_t dim = job.shape.head_dim, stride = job.shape.kv_heads * dim;
-  const uint16_t *key_rows[kKeyBlock], *value_rows[kKeyBlock];
-  const int64_t end = round_up(count, kTile);
-  for (int64_t j = from; j < end; ++j) {
-    const int64_t at = job.reads.slot(row, first + (j < count ? j : count - 1)) * stride + kv_head * dim;
-    key_rows[j] = job.keys + at;
-    value_rows[j] = job.values + at;
-  }
-  for (int64_t j = from; j < end; j += S::kLanes)
-    for (int64_t d = 0; d < dim / 2; d += S::kLanes)
-      S::transpose(key_rows + j, d, block.keys + d * kKeyBlock + j, kKeyBlock);
-  for (int64_t j = from; j < count; j += 2)
-    for (int64_t d = 0; d < dim; d += S::kLanes)
-      S::store_pairs(block.values + j / 2 * dim + d, S::interleave(value_rows[j] + d, value_rows[j + 1] + d));
-}
-
-// Reads a line of every key, then of every value, of a block that comes next, all heads in the order in which they lie.
-// Loads, not prefetches: the hardware sees a stream in them and runs ahead, which was measured to be a third faster.
-inline void fetch_block(const AttentionJob& job, int64_t row, int64_t head0, int64_t head1, int64_t first, int64_t count) {
-  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(uint16_t));
-  const int64_t dim = job.shape.head_dim, stride = job.shape.kv_heads * dim;
-  for (const uint16_t* from : {job.keys, job.values})
-    for (int64_t j = 0; j < count; ++j) {
-      const volatile uint16_t* slot = from + job.reads.slot(row, first + j) * stride;
-      for (int64_t d = head0 * dim; d < head1 * dim; d += kLine) (void)slot[d];
-    }
-}
-
-// Puts the few keys that a row does not share with others at positions [from, count) of a prepared block.
-template <class S>
-void replace_keys(const AttentionJob& job, int64_t row, int64_t kv_head, int64_t first, int64_t from, int64_t count,
-                  const KeyBlock& block) {
-  const int64_t dim = job.shape.head_dim;
-  const auto place = [&](int64_t j) { return (job.reads.slot(row, first + j) * job.shape.kv_heads + kv_head) * dim; };
-  for (int64_t j = from; j < count; ++j) {
-    const uint16_t* key = job.keys + place(j);
-    for (int64_t d = 0; d < dim / 2; ++d) __builtin_memcpy(block.keys + d * kKeyBlock + j, key + 2 * d, 4);
-  }
-  // An odd end has a partner without weight: the last key again, as prepare_block leaves it, not another row's.
-  for (int64_t j = from / 2 * 2; j < count; j += 2) {
-    const uint16_t *a = job.values + place(j), *b = job.values + place(j + 1 < count ? j + 1 : j);
-    for (int64_t d = 0; d < dim; d += S::kLanes)
-      S::store_pairs(block.values + j / 2 * dim + d, S::interleave(a + d, b + d));
-  }
 }
 
 // One query's scores of a block become bf16 weights; the running sums are brought to the new peak.

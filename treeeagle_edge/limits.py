@@ -1,0 +1,10 @@
+"""Sizes that the memory plan and the code that runs have to agree on."""
+
+from __future__ import annotations
+
+PREFILL_CHUNK = 256  # rows of a prompt in one target pass: bounds the workspace, however long the prompt is
+# rows of the head's KV for drafted nodes, never committed: bounds (depth - 1) * branching
+MAX_EXPANSIONS = 512
+# scores that plain attention computes at a time; more where a single row has more
+ATTENTION_SCORES = 8 * 2**20
+ROTARY_MARGIN = 64  # rotary positions beyond the context: the deepest draft tree at its very end needs fewer
