@@ -11,7 +11,6 @@ import pytest
 PAGES = (
     "README.md",
     "CHANGELOG.md",
-    "CONTRIBUTING.md",
     *(f"docs/{page.name}" for page in Path(__file__).parents[2].glob("docs/*.md")),
 )
 LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)")
