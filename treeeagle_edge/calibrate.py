@@ -25,7 +25,8 @@ _STEADY = 1.2  # the second-fastest time of a quiet machine is at most so many t
 
 
 def measure_costs(passes: Passes, pool: KVPool, context: int, bounds: TreeShape) -> CostTable:
-    """Time verify passes of several sizes, and drafts of one level and of several, on a made-up prompt.
+    """Time verify passes of several sizes, and drafts of one level and of several where there is a head, on a made-up
+    prompt.
 
     Verify passes and drafts take turns, as they do in rounds: so neither finds its weights in the cache, and a busy
     moment of the machine does not hit one of them alone. The fastest time of each counts. `context`: tokens. Slots are
@@ -34,7 +35,8 @@ def measure_costs(passes: Passes, pool: KVPool, context: int, bounds: TreeShape)
     vocab = passes.target.config.vocab_size
     prompt = [i % vocab for i in range(1, min(_PREFIX, context // 2) + 1)]
     device = passes.target.device
-    sequence = LiveSequence(pool, prompt, with_head=True, reuse=False, capacity=context + 1, device=device)
+    drafts = passes.head is not None
+    sequence = LiveSequence(pool, prompt, with_head=drafts, reuse=False, capacity=context + 1, device=device)
     sizes = [count for count in _ROWS if count <= bounds.nodes + 1]
     taken: dict[str, list[float]] = {}
 
@@ -51,14 +53,19 @@ def measure_costs(passes: Passes, pool: KVPool, context: int, bounds: TreeShape)
                     break
                 measure(f"verify {count}", _verify_seconds(passes, sequence, count))
                 levels = 1 if place % 2 == 0 else _LEVELS
-                measure(f"draft {levels}", _draft_seconds(passes, sequence, levels, bounds.branching))
+                if drafts:
+                    measure(f"draft {levels}", _draft_seconds(passes, sequence, levels, bounds.branching))
     finally:
         sequence.close()
         pool.clear_cache()
     best = {name: min(seconds) for name, seconds in taken.items()}
     rows = sorted(count for count in sizes if f"verify {count}" in best)
-    extend, deep = best["draft 1"], best.get(f"draft {_LEVELS}", math.inf)
-    step = max((deep - extend) / (_LEVELS - 1), extend / 20)  # a level is never free, whatever the clock says
+    extend = step = 0.0
+    if drafts:
+        extend, deep = best["draft 1"], best.get(f"draft {_LEVELS}", math.inf)
+        step = max(
+            (deep - extend) / (_LEVELS - 1), extend / 20
+        )  # a level is never free, whatever the clock says
     steady = all(_is_steady(taken[f"verify {count}"]) for count in sizes[:_ALWAYS])
     return CostTable(tuple(rows), tuple(best[f"verify {count}"] for count in rows), extend, step, steady)
 

@@ -34,7 +34,7 @@ class CostTable:
 
     rows: tuple[int, ...]  # ascending, from 1
     verify: tuple[float, ...]  # a target pass of so many rows, logits included
-    extend: float  # a head pass over true features
+    extend: float  # a head pass over true features; 0 without a head, and so is `step`
     step: float  # a head pass over a drafted level
     # whether repeated measurements agreed, so that later starts may rely on the table
     steady: bool = True
@@ -158,7 +158,11 @@ def load_table(path: Path) -> CostTable | None:
         table = CostTable(tuple(raw["rows"]), tuple(raw["verify"]), float(raw["extend"]), float(raw["step"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    whole = len(table.rows) == len(table.verify) > 0 and min(*table.verify, table.extend, table.step) > 0
+    whole = (
+        len(table.rows) == len(table.verify) > 0
+        and min(table.verify) > 0
+        and min(table.extend, table.step) >= 0
+    )
     return table if whole else None
 
 

@@ -62,7 +62,7 @@ class Engine:
         self.target = target
         self.head = head
         self.context = context
-        self.tree = tree if head is not None else None
+        self.tree = tree
         pads = exact and not target.batch_invariant
         self._fixed_rows = exact_rows(tree.nodes + 1 if tree else 1) if pads else None
         self._pool = KVPool(slots)
@@ -71,6 +71,8 @@ class Engine:
         self._device: DeviceRounds | None = None
         if on_device is None:
             on_device = not pads and can_stay_on_device(target)
+        if head is None and (on_device or not may_look_up(target, tree)):
+            self.tree = None
         if on_device:
             self._device = self._on_device(slots, graphs)
             self._try_shapes()
@@ -80,8 +82,13 @@ class Engine:
 
     @property
     def has_head(self) -> bool:
-        """Whether this engine can speculate."""
+        """See `TokenEngine.has_head`."""
         return self.head is not None
+
+    @property
+    def speculates(self) -> bool:
+        """See `TokenEngine.speculates`."""
+        return self.tree is not None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -142,7 +149,9 @@ class Engine:
         What was settled is kept for the next prompt. Raises InputError for an empty prompt or one that leaves no room
         in the context, UsageError for a `tree` that does not fit.
         """
-        shape = (tree or self.tree) if speculate and self.head else None
+        shape = (tree or self.tree) if speculate and self.speculates else None
+        if self.head is None and shape is not None and not may_look_up(self.target, shape):
+            shape = None
         if shape is not None:
             self.check_shape(shape)
         self._check_prompt(prompt_ids)
@@ -191,7 +200,7 @@ class Engine:
         self, prompt_ids: Sequence[int], params: SamplingParams, shape: TreeShape | None, *, reuse: bool
     ) -> AnswerRounds:
         """One answer's rounds: led by the device where its buffers are free, else by the host. Errors as `Sampler`."""
-        with_head, device = shape is not None, self._device
+        with_head, device = shape is not None and self.has_head, self._device
         if device is not None and not device.is_lent:
             device.round.sampler.load(params, prompt_ids)
             sequence = self._open(prompt_ids, with_head=with_head, reuse=reuse, table=device.round.table)
@@ -241,6 +250,13 @@ class Engine:
                     if choice is not None:
                         choice.time(shape, settled.verify_s)
         self.reset()
+
+
+def may_look_up(target: TargetModel, tree: TreeShape | None) -> bool:
+    """Whether trees may be of what the text repeats alone, without a head: where the size is chosen each round, and
+    the text stays that of plain decoding to the last bit.
+    """
+    return tree is not None and tree.adaptive and tree.lookup and target.batch_invariant
 
 
 def can_stay_on_device(target: TargetModel) -> bool:

@@ -118,7 +118,7 @@ class HostRounds:
         """See `AnswerRounds.close`. An error inside a pass leaves the committed part whole; only head rows under way
         are given up.
         """
-        if clean and self._shape is not None:
+        if clean and self._sequence.with_head:
             self._passes.flush_head(self._sequence)
         self._sequence.close()
 
@@ -136,7 +136,7 @@ class HostRounds:
 
         A walk settles its path and one token more, so levels at or past the limit could never be used.
         """
-        if self._shape is None or limit < 2:
+        if self._shape is None or self._passes.head is None or limit < 2:
             return None
         shape = self._shape if self._shape.depth < limit else replace(self._shape, depth=limit - 1)
         if shape.adaptive and self._controller is not None:

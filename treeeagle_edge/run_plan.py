@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from treeeagle_edge.backend import Backend, choose_backend, stored_bits
 from treeeagle_edge.hardware import Hardware
-from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.plan import MemoryPlan, plan_memory
 from treeeagle_edge.plan_split import Card
 from treeeagle_edge.profile_config import MemoryProfile, choose_profile, load_profile
@@ -87,7 +86,7 @@ def plan_run(
         bits, shape = _TORCH_BITS, _TORCH_TREE
     if stored is not None:
         bits, replaced = stored_bits(stored, settings.bits, backend), False
-    tree = _tree(settings, shape, model.head)
+    tree = _tree(settings, shape, model, backend)
     head_bits, lm_head_bits = asked_widths(settings, profile)
 
     def planned(context: int, cards: tuple[Card, ...]) -> MemoryPlan:
@@ -142,9 +141,15 @@ def asked_widths(settings: RunSettings, profile: MemoryProfile) -> tuple[int | N
     return head, profile.lm_head_bits if settings.lm_head_bits is None else settings.lm_head_bits
 
 
-def _tree(settings: RunSettings, shape: TreeShape, head: HeadConfig | None) -> TreeShape | None:
-    if head is None or not settings.speculate:
+def _tree(settings: RunSettings, shape: TreeShape, model: PlannedModel, backend: Backend) -> TreeShape | None:
+    """None where the run decodes plainly. Without a head an adaptive tree can still hold what the text repeats, on
+    kernels that keep the text the same to the last bit.
+    """
+    if settings.wants_plain:
         return None
+    if model.head is None:
+        looks_up = shape.adaptive and backend.native and model.config.rotation is None
+        return shape if looks_up and not settings.asks_for_tree else None
     nodes = 0 if shape.adaptive else shape.nodes
     return tree_shape(
         settings.depth or shape.depth,

@@ -81,7 +81,11 @@ def load_runtime(settings: RunSettings, *, progress: Progress = silent) -> Runti
         others=[torch.device(device) for device in plan.devices[1:]],
     )
     engine = _build_engine(
-        plan, target, head, exact=settings.exact, cache=_costs_path(plan, hardware, threads)
+        plan,
+        target,
+        head,
+        exact=settings.exact,
+        cache=_costs_path(plan, hardware, threads, drafts=head is not None),
     )
     notes = [*hardware.notes, *slower, *engine.notes]
     notes += [
@@ -90,7 +94,8 @@ def load_runtime(settings: RunSettings, *, progress: Progress = silent) -> Runti
     if head is not None:
         notes += head.notes
     elif not settings.wants_plain and plan.rotation is None:
-        notes.append(f"no draft head for {plan.model.name} is on this machine, so it decodes plainly")
+        drafted = "only what the text repeats is drafted" if engine.speculates else "it decodes plainly"
+        notes.append(f"no draft head for {plan.model.name} is on this machine, so {drafted}")
     return Runtime(
         engine=engine,
         tokenizer=tokenizer,
@@ -103,7 +108,7 @@ def load_runtime(settings: RunSettings, *, progress: Progress = silent) -> Runti
         device_why=hardware.why,
         bits=plan.bits,
         context=plan.context,
-        tree=plan.tree if head is not None else None,
+        tree=engine.tree,
         kernels="native" if plan.backend.native else "torch",
         notes=tuple(notes),
         other_devices=plan.devices[1:],
@@ -132,14 +137,14 @@ def _kernel_shapes(plan: RunPlan, target: TargetModel, head: DraftHead | None) -
     return shapes
 
 
-def _costs_path(plan: RunPlan, hardware: Hardware, threads: int) -> Path:
+def _costs_path(plan: RunPlan, hardware: Hardware, threads: int, *, drafts: bool) -> Path:
     """Where the costs of passes are kept: one file for each machine, model, head, width and kind of kernels."""
     what = (
         hardware.label,
         threads,
         plan.model.name,
         plan.model.config,
-        plan.model.head,
+        plan.model.head if drafts else None,
         plan.widths,
         plan.backend,
         plan.tree,

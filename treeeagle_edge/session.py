@@ -202,7 +202,7 @@ class Session:
     ) -> Answer:
         first = draft.first_token_at or time.perf_counter()
         used = any(step.kind == "tree" for step in draft.rounds)
-        enabled = speculate and (used or self.engine.has_head)
+        enabled = speculate and (used or self.engine.speculates)
         speculation = Speculation.of(draft.rounds, enabled=enabled)
         self.totals += speculation
         self.total_tokens += len(draft.ids)

@@ -18,7 +18,11 @@ class TokenEngine(Protocol):
 
     @property
     def has_head(self) -> bool:
-        """Whether it can draft trees; without a head it decodes plainly."""
+        """Whether it can draft trees."""
+
+    @property
+    def speculates(self) -> bool:
+        """Whether rounds may have trees: from a head, or of what the text repeats."""
 
     def generate(
         self,

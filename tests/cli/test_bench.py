@@ -156,7 +156,7 @@ def test_strict_is_content_with_equal_answers(engine: FakeEngine, questions: Pat
 def test_a_target_without_a_head_runs_the_plain_arm_and_says_so(
     engine: FakeEngine, questions: Path, capsys: pytest.CaptureFixture[str]
 ):
-    engine.has_head = False
+    engine.speculates = False
     assert run("--prompts", str(questions), "--max-tokens", "9", "-o", "csv") == 0
     out, err = capsys.readouterr()
     assert set(engine.calls) == {"plain"}

@@ -73,7 +73,7 @@ class FakeEngine:
     clock: FakeClock
     text: str = "abcdefgh"
     context: int = 1000
-    has_head: bool = True
+    speculates: bool = True
     slip: int | None = None
     interrupt_at_call: int | None = None
     calls: list[str] = field(default_factory=list)
@@ -142,7 +142,7 @@ class FakeEngine:
 def fake_runtime(engine: FakeEngine, *, bits: int = 16, notes: tuple[str, ...] = ()) -> SimpleNamespace:
     """What `load_runtime` would return, around a FakeEngine."""
     engine_parts = {"target": SimpleNamespace(nbytes=270_000_000), "kv_nbytes": 90_000_000}
-    head = SimpleNamespace(nbytes=50_000_000) if engine.has_head else None
+    head = SimpleNamespace(nbytes=50_000_000) if engine.speculates else None
     for name, value in {**engine_parts, "head": head}.items():
         setattr(engine, name, value)
     lines = (
@@ -159,13 +159,13 @@ def fake_runtime(engine: FakeEngine, *, bits: int = 16, notes: tuple[str, ...] =
         generation=SimpleNamespace(stop_ids=frozenset({1})),
         plan=MemoryPlan(lines, 8 * GB, 8192, 8465, 8192, Widths(bits, bits, 16)),
         model_name="fake-1m",
-        head_name="fake-head" if engine.has_head else None,
+        head_name="fake-head" if engine.speculates else None,
         device="cpu",
         other_devices=(),
         device_label="cpu (2 cores, avx2)",
         bits=bits,
         context=engine.context,
-        tree=TreeShape(2, 2, 4) if engine.has_head else None,
+        tree=TreeShape(2, 2, 4) if engine.speculates else None,
         kernels="native",
         notes=notes,
     )

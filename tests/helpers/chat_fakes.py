@@ -64,7 +64,7 @@ class ByteCodec:
 class ScriptEngine:
     """Answers the n-th prompt with the n-th script (the last one again and again), a few ids a round."""
 
-    has_head = True
+    has_head = speculates = True
     tree = TreeShape(depth=4, branching=2, nodes=8)
     notes: tuple[str, ...] = ()
 

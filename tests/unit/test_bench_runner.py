@@ -99,7 +99,7 @@ def test_raw_sends_the_text_as_it_is_and_a_system_prompt_goes_first():
 
 
 def test_without_a_head_only_the_plain_arm_runs():
-    run = bench(has_head=False)
+    run = bench(speculates=False)
     result = run.run(Limits(4, 2))
     assert result.arms == ("plain",)
     assert run.engine.calls == ["plain", "plain"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +14,10 @@ from tiny_models import tiny_engine, tiny_head, tiny_target
 
 from treeeagle_edge.acceptance import Acceptance
 from treeeagle_edge.controller import Controller
-from treeeagle_edge.costs import CostModel, CostTable
+from treeeagle_edge.costs import CostModel, CostTable, load_table, save_table
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.lookup import Lookup, LookupAcceptance, Match, RoundWorth, shared_tokens, with_match
-from treeeagle_edge.rounds import Round, tree_shape
+from treeeagle_edge.rounds import Round, TreeShape, tree_shape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.tree import DraftTree
 
@@ -205,3 +206,53 @@ def test_no_more_is_looked_up_than_an_answer_may_have_left() -> None:
             assert max(item.tree.depths) < left
         left -= len(item.ids)
     assert left == 0
+
+
+def headless(*, invariant: bool, tree: TreeShape) -> Engine:
+    target = tiny_target(context=256)
+    target.batch_invariant = invariant
+    return Engine(target, None, context=256, slots=256 + tree.nodes + 1, tree=tree, costs=FLAT)
+
+
+def test_without_a_head_the_text_alone_suggests_and_stays_that_of_plain_decoding() -> None:
+    engine = headless(invariant=True, tree=tree_shape(5, 3, 0))
+    assert engine.speculates
+    assert not engine.has_head
+    few = frozenset(range(5, engine.target.config.vocab_size))
+    params = SamplingParams(max_tokens=120, banned_ids=few)
+    plain = [i for item in engine.generate(REPEATED, params, speculate=False) for i in item.ids]
+    rounds = list(engine.generate(REPEATED, params))
+    assert [i for item in rounds for i in item.ids] == plain
+    assert any(item.looked_up_accepted for item in rounds)
+    assert all(
+        item.tree.head_rows == 1 and not item.draft_failures for item in rounds if item.tree is not None
+    )
+    fixed = engine.generate(REPEATED, params, tree=TreeShape(3, 3, 8))  # only a head could draft that
+    assert all(item.drafted == 0 for item in fixed)
+
+
+@pytest.mark.parametrize(
+    ("invariant", "tree"),
+    [
+        (False, tree_shape(5, 3, 0)),
+        (True, TreeShape(5, 3, 8)),
+        (True, replace(tree_shape(5, 3, 0), lookup=False)),
+    ],
+)
+def test_without_a_head_other_trees_decode_plainly(invariant: bool, tree: TreeShape) -> None:
+    engine = headless(invariant=invariant, tree=tree)
+    assert not engine.speculates
+    assert {item.kind for item in engine.generate(REPEATED, SamplingParams(max_tokens=9))} == {
+        "prefill",
+        "plain",
+    }
+
+
+def test_costs_are_measured_without_a_head_too(tmp_path: Path) -> None:
+    target = tiny_target(context=256)
+    target.batch_invariant = True
+    table = Engine(target, None, context=256, slots=300, tree=tree_shape(5, 3, 0)).costs
+    assert table is not None
+    assert min(table.verify) > 0 == table.extend == table.step
+    save_table(tmp_path / "table.json", replace(table, steady=True))
+    assert load_table(tmp_path / "table.json") == replace(table, steady=True)

@@ -298,6 +298,8 @@ def test_the_object_that_scripts_read():
         "tokens_per_round": 4.0,  # 1 prefill token, then 4 and 4, of which the last were cut
         "drafted": 8,
         "accepted": 6,
+        "looked_up": 0,
+        "looked_up_accepted": 0,
         "tree_rounds": 2,
         "plain_rounds": 0,
         "nodes_per_tree": 4.0,

@@ -68,8 +68,8 @@ class Bench:
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """Both arms; only the plain one where there is no head or speculation is switched off."""
-        return (PLAIN, TREE) if self.speculate and self.engine.has_head else (PLAIN,)
+        """Both arms; only the plain one where there is nothing to make trees of, or speculation is switched off."""
+        return (PLAIN, TREE) if self.speculate and self.engine.speculates else (PLAIN,)
 
     def case(self, prompt: BenchPrompt, turn: int = 1, answers: Sequence[str] = ()) -> Case:
         """Render one turn (1 is the first) with the answers to the turns before it.

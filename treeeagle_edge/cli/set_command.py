@@ -95,7 +95,7 @@ def _switch(conversation: Conversation, value: str) -> None:
 def _reshape(conversation: Conversation, name: str, value: str) -> TreeShape:
     """The shape from now on."""
     planned = conversation.runtime.tree
-    if planned is None:
+    if planned is None or conversation.runtime.head_name is None:
         raise UsageError(f"{name} shapes a tree, and there is no head to draft one", "start with --head")
     shape = conversation.tree or planned
     given = {

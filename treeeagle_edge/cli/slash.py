@@ -174,13 +174,14 @@ def _info(conversation: Conversation, _argument: str) -> None:
     runtime, session = conversation.runtime, conversation.session
     tree = conversation.tree or runtime.tree
     shape = tree.label if tree else "none"
+    without_head = "none: only what the text repeats is drafted" if runtime.tree else "none: decoding plainly"
     widths = runtime.plan.widths
     output = f", lm_head {widths.lm_head}-bit" if widths.lm_head != runtime.bits else ""
     rows = [
         ("model", f"{runtime.model_name}, {runtime.bits}-bit{output}"),
         (
             "head",
-            f"{runtime.head_name}, {widths.head}-bit" if runtime.head_name else "none: decoding plainly",
+            f"{runtime.head_name}, {widths.head}-bit" if runtime.head_name else without_head,
         ),
         ("device", f"{runtime.device_label}; {runtime.device_why}"),
         ("kernels", "native" if runtime.kernels == "native" else "PyTorch's"),

@@ -90,7 +90,7 @@ def speculation_advice(totals: Speculation) -> str | None:
             f"speculation does not pay here: {totals.tokens_per_round:.1f} tokens/round is below break-even; "
             "try /set nodes 4 or /set spec off"
         )
-    if low:
+    if low and totals.drafted > totals.looked_up:
         return (
             f"the head's drafts are seldom right ({totals.tokens_per_round:.1f} tokens/round); "
             "was it trained for this model?"

@@ -33,7 +33,8 @@ def report_lines(report: ProfileReport) -> list[str]:
 
 
 def _plan_lines(run: RunPlan) -> list[str]:
-    memory, head = run.memory, run.model.head_name or "no head, decoding plainly"
+    without = "no head, decoding plainly" if run.tree is None else "no head, drafting what the text repeats"
+    memory, head = run.memory, run.model.head_name or without
     lines = [f"plan  {run.model.name}, {run.bits}-bit, {head}, on {run.device} by profile {run.profile.name}"]
     width = max(len(line.name) for line in memory.lines)
     lines += [_plan_line(line, width) for line in memory.lines]
