@@ -58,12 +58,13 @@ def train(run: TrainingRun, place: Place, say: Say) -> Outcome:
     source = find_target(run.target, say)
     if run.init is not None:  # told before hours of writing; not kept, since it would take memory meanwhile
         open_initial(run.init, source.name, source.checkpoint.config)
+    excluded = _excluded(run.data.exclude)  # for the same reason
     group = Group(place, cpu=source.device == "cpu")
     work = run.out / "work"
     shards = write_features(run, source, work, place, say)
     group.wait()
     tokenizer = source.tokenizer()
-    corpus = open_corpus(work / "features", shards, tokenizer.decode, _excluded(run.data.exclude))
+    corpus = open_corpus(work / "features", shards, tokenizer.decode, excluded)
     say(
         f"{len(corpus.train):,} dialogues to learn from, {corpus.answer_tokens:,} tokens of answers; kept aside:"
         f" {len(corpus.held_out)}; left out: {corpus.repeated} said before, {corpus.excluded} near a judged question"
