@@ -86,7 +86,7 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
     ]
     if head is not None:
         notes += head.notes
-    elif not settings.wants_plain and plan.rotation is None:
+    elif not settings.wants_plain and (profile.head or "").lower() != "none" and plan.rotation is None:
         notes.append(f"no draft head for {plan.model.name} is on this machine, so it decodes plainly")
     return Runtime(
         engine=engine,
