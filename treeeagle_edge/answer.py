@@ -68,6 +68,11 @@ class Speculation:
         return self.settled / self.rounds if self.rounds else 0.0
 
     @property
+    def tokens_per_tree(self) -> float:
+        """Tokens that a round with a tree settled on average; 0 without trees. A plain step settles one."""
+        return (self.settled - self.plain_rounds) / self.tree_rounds if self.tree_rounds else 0.0
+
+    @property
     def nodes_per_tree(self) -> float:
         """Average number of nodes of a tree; 0 without trees. Where trees are adaptive, what the controller chose."""
         return self.drafted / self.tree_rounds if self.tree_rounds else 0.0
@@ -100,8 +105,7 @@ class Speculation:
         if self.tree_rounds < ENOUGH_ROUNDS or spent <= 0:
             return None
         plain = self.plain_s / self.plain_rounds if self.measured else self._most_plain_s
-        settled = self.settled - self.plain_rounds  # a plain step settles one token
-        return settled * plain / spent
+        return self.tokens_per_tree * self.tree_rounds * plain / spent
 
     @property
     def _most_plain_s(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from itertools import islice
+from threading import RLock
 
 import torch
 
@@ -32,7 +33,10 @@ _TRIAL_ROUNDS = 4  # of each shape; the first one captures, the others are timed
 
 
 class Engine:
-    """A target, an optional head, and the slots both write to. One answer is generated at a time."""
+    """A target, an optional head, and the slots both write to.
+
+    Answers may take turns, also those of several threads: one round runs at a time.
+    """
 
     def __init__(
         self,
@@ -65,6 +69,9 @@ class Engine:
         self.tree = tree
         pads = exact and not target.batch_invariant
         self._fixed_rows = exact_rows(tree.nodes + 1 if tree else 1) if pads else None
+        self._turn = (
+            RLock()
+        )  # again by the same thread: an answer that nobody keeps may end in the midst of a round
         self._pool = KVPool(slots)
         self._passes = Passes(target, head, slots=slots, fixed_rows=self._fixed_rows)
         self._controller: Controller | None = None
@@ -114,7 +121,8 @@ class Engine:
 
     def reset(self) -> None:
         """Forget every cached prefix."""
-        self._pool.clear_cache()
+        with self._turn:
+            self._pool.clear_cache()
 
     def check_shape(self, shape: TreeShape) -> None:
         """Raise UsageError for a tree that the reserved slots cannot hold."""
@@ -156,28 +164,33 @@ class Engine:
             self.check_shape(shape)
         self._check_prompt(prompt_ids)
         limit = min(params.max_tokens or self.context, self.context - len(prompt_ids))
-        rounds = self._begin(prompt_ids, params, shape, reuse=reuse_prefix)
+        with self._turn:
+            rounds = self._begin(prompt_ids, params, shape, reuse=reuse_prefix)
         clean = False
         try:
-            last = rounds.first(limit)
+            with self._turn:
+                last = rounds.first(limit)
             emitted, clean = len(last.ids), True
             yield last
             while last.finish_reason is None:
                 clean = False
-                last = rounds.next(last.next_token, limit - emitted)
+                with self._turn:
+                    last = rounds.next(last.next_token, limit - emitted)
                 emitted, clean = emitted + len(last.ids), True
                 yield last
         finally:
-            rounds.close(clean=clean)
+            with self._turn:
+                rounds.close(clean=clean)
 
     def tie_margin(self, ids: Sequence[int], a: int, b: int) -> float:
         """See `TokenEngine.tie_margin`."""
         self._check_prompt(ids)
-        sequence = self._open(ids, with_head=False, reuse=True)
-        try:
-            logits = self._passes.prefill(sequence, ids).logits[0]
-        finally:
-            sequence.close()
+        with self._turn:
+            sequence = self._open(ids, with_head=False, reuse=True)
+            try:
+                logits = self._passes.prefill(sequence, ids).logits[0]
+            finally:
+                sequence.close()
         return abs(float(logits[a] - logits[b]))
 
     def _check_prompt(self, prompt_ids: Sequence[int]) -> None:

@@ -10,12 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from treeeagle_edge.errors import InputError, reason_of
+from treeeagle_edge.json_file import parse_json
 from treeeagle_edge.prompt import Turn
+from treeeagle_edge.text_file import read_text
 
 SCHEMA = 1
+MOST_BYTES = 256 << 20  # of a file of ours
+_Kind = TypeVar("_Kind")
+_KINDS: Mapping[type, str] = {str: "text", list: "list", dict: "object"}
 SESSION_HINT = "the file is left as it is; start without it, or load another one"
 
 
@@ -82,17 +87,21 @@ def save_session(path: Path, session: SavedSession) -> None:
 def load_session(path: Path) -> SavedSession:
     """Read a file that `save_session` wrote. Raises InputError for one that is missing, damaged or of another kind."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read_text(path, MOST_BYTES))
     except OSError as problem:
         raise InputError(f"{path} cannot be read: {reason_of(problem)}", "check the path") from problem
     except ValueError as problem:  # not UTF-8, or not JSON
         raise InputError(f"{path} is not a saved session: it is not valid JSON", SESSION_HINT) from problem
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        found = content.get("schema") if isinstance(content, dict) else None
-        raise InputError(f"{path} is not a saved session of schema {SCHEMA}: it says {found}", SESSION_HINT)
+    if not isinstance(content, dict) or "schema" not in content:
+        raise InputError(f"{path} is not a saved session: it names no schema", SESSION_HINT)
+    if content["schema"] != SCHEMA:
+        raise InputError(
+            f"{path} is a session of schema {content['schema']}, and this version reads {SCHEMA}",
+            SESSION_HINT,
+        )
     try:
         return _from_json(content)
-    except (KeyError, TypeError, ValueError) as problem:
+    except ValueError as problem:
         raise InputError(f"{path} is a damaged session: {problem}", SESSION_HINT) from problem
 
 
@@ -121,30 +130,38 @@ def _as_json(session: SavedSession) -> dict[str, Any]:
 
 def _from_json(content: Mapping[str, Any]) -> SavedSession:
     turns: list[Turn] = []
-    for number, message in enumerate(content["messages"]):
-        role, text = message["role"], _text(message["content"], f"message {number}")
+    for number, message in enumerate(_of_kind(list, content.get("messages"), "messages")):
+        message = _of_kind(dict, message, f"message {number}")
+        role, text = message.get("role"), _of_kind(str, message.get("content"), f"message {number}")
         waiting = bool(turns) and turns[-1].answer is None
         if role == "user" and not waiting:
             turns.append(Turn(text))
         elif role == "assistant" and waiting:
-            ids = tuple(int(token) for token in message.get("token_ids", ()))
-            turns[-1] = Turn(turns[-1].user, text, ids, message.get("finish_reason"))
+            turns[-1] = Turn(turns[-1].user, text, _ids_of(message, number), message.get("finish_reason"))
         else:
             raise ValueError(f"message {number} of role {role!r} is out of turn")
     if turns and turns[-1].answer is None:
         raise ValueError("the last message has no answer")
     system = content.get("system")
     return SavedSession(
-        model=_text(content["model"], "model"),
+        model=_of_kind(str, content.get("model"), "model"),
         turns=tuple(turns),
-        system=None if system is None else _text(system, "system"),
-        settings=dict(content.get("settings", {})),
+        system=None if system is None else _of_kind(str, system, "system"),
+        settings=_of_kind(dict, content.get("settings", {}), "settings"),
     )
 
 
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{name} is not text")
+def _ids_of(message: Mapping[str, Any], number: int) -> tuple[int, ...]:
+    ids = _of_kind(list, message.get("token_ids", []), f"token_ids of message {number}")
+    if not all(type(token) is int and 0 <= token < 2**31 for token in ids):
+        raise ValueError(f"token_ids of message {number} holds what is no token id")
+    return tuple(ids)
+
+
+def _of_kind(kind: type[_Kind], value: Any, name: str) -> _Kind:
+    """`value` where it is of that kind. Raises ValueError, which names the kind as a person would."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} is {'missing' if value is None else f'no {_KINDS[kind]}'}")
     return value
 
 

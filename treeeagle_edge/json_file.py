@@ -9,10 +9,30 @@ from typing import Any
 from treeeagle_edge.errors import InputError, reason_of
 
 
+def parse_json(text: str) -> Any:
+    """The value of a JSON text. Raises ValueError, also for brackets without end and for half a surrogate pair, which
+    no tokenizer and no file takes.
+    """
+    try:
+        value = json.loads(text)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # raises UnicodeEncodeError, a ValueError
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return value
+
+
+def json_reason(error: ValueError) -> str:
+    """What `parse_json` found wrong with one line of JSON, as the end of a sentence."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg.lower()} at column {error.colno}"
+    return "it holds half a surrogate pair" if isinstance(error, UnicodeError) else str(error)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in `path`. Raises InputError where the file is unreadable, not JSON, or not an object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
             f"{path} cannot be read: {reason_of(error)}",

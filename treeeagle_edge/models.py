@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from treeeagle_edge.errors import InputError, reason_of
 from treeeagle_edge.fetch import DEMO_MODEL, fetch_demo_model
 from treeeagle_edge.hub.fetch import cached_repository, fetch_repository, is_repository, repository_of
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
+from treeeagle_edge.paths import typed_path
 from treeeagle_edge.progress import Progress, silent
 
 BUNDLED_HEADS = Path(__file__).parent / "heads"  # shipped with the package: a folder for each head
 _HEAD_SUFFIXES = (".safetensors", ".bin")
+_REPOSITORY_URL = re.compile(r"https?://[^/]+/([\w.-]+/[\w.-]+)/?(?:(?:tree|blob|resolve)/.*)?$")
 _LISTED = 200  # a suggestion is looked for among this many entries of a folder
 _SHOWN = 120  # an error repeats at most this many characters of an unknown name
 
@@ -28,7 +31,7 @@ def resolve_model(name: str, progress: Progress = silent) -> Path:
     name = name.strip()
     if name.lower() == DEMO_MODEL.name:
         return fetch_demo_model(progress)
-    path = Path(os.path.expanduser(name))
+    path = typed_path(name)
     if name and os.path.isdir(path):  # False for a name that no file system allows, where Path.is_dir raises
         return _model_in(path)
     if name and os.path.exists(path):
@@ -53,7 +56,7 @@ def resolve_head(name: str | None, model_name: str, progress: Progress = silent)
     bundled = BUNDLED_HEADS / name.lower()
     if name.lower() in bundled_heads():
         return bundled
-    path = Path(os.path.expanduser(name))
+    path = typed_path(name)
     if name and os.path.isdir(path):
         return _head_in(path)
     if name and os.path.exists(path):
@@ -168,6 +171,11 @@ def unknown_name(name: str, what: str, candidates: Iterable[str]) -> InputError:
     known.update({candidate.lower().rpartition("/")[2]: candidate for candidate in known.values()})
     close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
     shown = name if len(name) <= _SHOWN else name[:_SHOWN] + "…"
+    repository = _REPOSITORY_URL.match(name)
+    if repository is not None:
+        return InputError(f"{shown} is an address of the hub", f"give its name: {repository[1]}")
+    if os.path.islink(typed_path(name)):
+        return InputError(f"{shown} is a link to what is not there", "check what it should lead to")
     looks_like_path = "/" in name or name.startswith("~") or Path(name).suffix in (".gguf", *_HEAD_SUFFIXES)
     message = f"no such file or folder: {shown}" if looks_like_path else f"no {what} is named {shown!r}"
     if close:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from treeeagle_edge.errors import CannotRunError, InputError, reason_of
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.known_models import KNOWN_MODELS
+from treeeagle_edge.paths import typed_path
 from treeeagle_edge.plan import plan_memory
 from treeeagle_edge.rounds import MAX_BRANCHING, MAX_DEPTH, MAX_NODES, TreeShape, tree_shape
+from treeeagle_edge.text_file import read_text
 from treeeagle_edge.units import GB, format_gb
 from treeeagle_edge.widths import HEAD_BITS, LAYER_BITS, LM_HEAD_BITS
 
@@ -80,13 +82,13 @@ def load_profile(name_or_path: str) -> MemoryProfile:
     if name_or_path in SHIPPED:
         text = (resources.files("treeeagle_edge.profiles") / f"{name_or_path}.yaml").read_text()
         return parse_profile(text, f"profile {name_or_path}")
-    path = Path(name_or_path).expanduser()
-    if path.suffix not in (".yaml", ".yml") and not path.exists():
+    path = typed_path(name_or_path)
+    if path.suffix not in (".yaml", ".yml") and not os.path.exists(path):
         close = difflib.get_close_matches(name_or_path, SHIPPED, n=1)
         hint = (f"did you mean {close[0]}? " if close else "") + f"shipped profiles: {', '.join(SHIPPED)}"
         raise InputError(f"profile {name_or_path!r} is unknown", f"{hint}; or give a .yaml file")
     try:
-        text = path.read_text()
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = reason_of(error) if isinstance(error, OSError) else "it is not text"
         raise InputError(f"profile {path} cannot be read: {reason}", "check the path") from error
@@ -99,7 +101,7 @@ def parse_profile(text: str, source: str) -> MemoryProfile:
 
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark is not None else ""
         hint = "write one `key: value` a line, indented with spaces"

@@ -22,7 +22,7 @@ from treeeagle_edge.json_file import read_json
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.models import BUNDLED_HEADS, bundled_heads, unknown_name
-from treeeagle_edge.paths import cache_dir
+from treeeagle_edge.paths import cache_dir, typed_path
 from treeeagle_edge.profile_config import MemoryProfile, choose_profile
 from treeeagle_edge.progress import Progress
 from treeeagle_edge.run_plan import pick_profile, plan_run
@@ -101,7 +101,7 @@ def _part(name: str, say: Progress, *, verify: bool, kind: str | None = None) ->
         folder = BUNDLED_HEADS / name.lower()
         note = f"{folder.name} comes with this program"
         return Part(folder.name, "head", (), folder, lambda _: folder, _target_of(folder.name), (note,))
-    if os.path.exists(os.path.expanduser(name)):
+    if os.path.exists(typed_path(name)):
         raise InputError(f"{name} is on this machine already", f"chat with it: treeeagle chat --model {name}")
     if not is_repository(name):
         heads = (known.head_name for known in KNOWN_MODELS.values() if known.head_name)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.fetch import DEMO_MODEL
+from treeeagle_edge.fetch import DEMO_MODEL, is_cached
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.hub.fetch import cached_repository, is_repository
 from treeeagle_edge.known_models import KNOWN_MODELS, find_known
 from treeeagle_edge.model_config import ModelConfig
-from treeeagle_edge.models import BUNDLED_HEADS, model_label, resolve_head, resolve_model
+from treeeagle_edge.models import BUNDLED_HEADS, bundled_heads, model_label, resolve_head, resolve_model
+from treeeagle_edge.paths import typed_path
 from treeeagle_edge.profile_config import MemoryProfile
 from treeeagle_edge.settings import RunSettings
 
@@ -77,8 +79,10 @@ def _unknown_model(name: str) -> InputError:
 def _local_model(name: str) -> Path | None:
     """Path of a model that is already on this machine, None where it would have to be fetched."""
     if name.strip().lower() == DEMO_MODEL.name:
-        return DEMO_MODEL.path if DEMO_MODEL.path.is_file() else None
-    if Path(name).expanduser().exists():
+        return DEMO_MODEL.path if is_cached() else None  # a damaged one is fetched again
+    if os.path.exists(
+        typed_path(name)
+    ):  # os.path says False to a name that no file system takes; Path raises
         return resolve_model(name)
     return cached_repository(name, "model") if is_repository(name) else None
 
@@ -112,8 +116,8 @@ def _head_shapes(name: str, target: ModelConfig) -> HeadConfig | None:
 
 def _local_head(name: str) -> Path | None:
     """Folder of a head that is already on this machine, None where it would have to be fetched."""
-    if Path(name).expanduser().exists():
+    if os.path.exists(typed_path(name)):
         return resolve_head(name, "")  # refuses what is no head at all
-    if (BUNDLED_HEADS / name.lower() / "config.json").is_file():
+    if name.lower() in bundled_heads():
         return BUNDLED_HEADS / name.lower()
     return cached_repository(name, "head") if is_repository(name) else None

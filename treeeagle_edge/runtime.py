@@ -93,7 +93,7 @@ def load_runtime(settings: RunSettings, *, progress: Progress = silent) -> Runti
     ]
     if head is not None:
         notes += head.notes
-    elif not settings.wants_plain and plan.rotation is None:
+    elif not settings.wants_plain and (profile.head or "").lower() != "none" and plan.rotation is None:
         drafted = "only what the text repeats is drafted" if engine.speculates else "it decodes plainly"
         notes.append(f"no draft head for {plan.model.name} is on this machine, so {drafted}")
     return Runtime(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -48,6 +49,8 @@ class SamplingParams:
             raise UsageError(
                 f"top-k is {self.top_k}, which is out of range", "use 0 (off) or a positive number"
             )
+        if not all(math.isfinite(bias) for bias in self.logit_bias.values()):
+            raise UsageError("a logit bias is not finite", "use a number; banned_ids rules a token out")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UsageError(f"max-tokens is {self.max_tokens}, which is out of range", "use 1 or more")
         if not 0 <= self.seed < 2**63:

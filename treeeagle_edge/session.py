@@ -224,7 +224,12 @@ def check_text(text: str) -> None:
     """Raise InputError for a message that is empty or holds bytes that were no UTF-8 where it was typed."""
     if not text.strip():
         raise InputError("the message is empty", "write something, or pipe text in")
+    check_utf8(text, "message")
+
+
+def check_utf8(text: str, what: str) -> None:
+    """Raise InputError, which calls `text` `what`, where it holds bytes that were no UTF-8 where it was typed."""
     try:
         text.encode()
     except UnicodeEncodeError as problem:
-        raise InputError("the message is not valid UTF-8", "check the terminal's encoding") from problem
+        raise InputError(f"the {what} is not valid UTF-8", "check the terminal's encoding") from problem

@@ -59,6 +59,25 @@ def test_alone_it_shows_help(capsys):
     assert "Commands:" in capsys.readouterr().out
 
 
+def test_help_cuts_no_summary_short(capsys):
+    assert main(["--help"]) == 0
+    commands = capsys.readouterr().out.split("Commands:\n")[1]
+    assert "..." not in commands
+    assert all(line.endswith(".") for line in commands.splitlines())
+
+
+def test_a_folder_that_was_removed_under_the_program(tmp_path):
+    """PyTorch's libraries would end the program with a riddle about themselves."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    run = subprocess.run(
+        ["sh", "-c", 'cd "$1" && rmdir "$1" && shift && exec "$@"', "sh", str(gone), *RUN, "chat", "-p", "x"],
+        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert (run.returncode, run.stdout) == (3, "")
+    assert run.stderr == "error: the folder this was started in is gone\n hint: change to one that is there\n"
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"treeeagle {__version__}\n"
@@ -108,7 +127,10 @@ def test_help_says_the_widths_that_are_chosen(capsys):
         ),
         (["chat", "--max-tokens", "0"], "max-tokens is 0, which is out of range", "use 1 or more"),
         (["chat", "--nodes", "257"], "nodes is 257, which is out of range", "256, or 0 to have it chosen"),
-        (["chat", "--threads", "0"], "--threads is 0, which is out of range", "use 1 or more"),
+        (["chat", "--threads", "0"], "--threads is 0, which is out of range", "use 1 to 256"),
+        (["chat", "--model", ""], "--model is empty", "give a value, or leave the option out"),
+        (["bench", "--head", " "], "--head is empty", "give a value, or leave the option out"),
+        (["profile", "--profile", ""], "--profile is empty", "give a value, or leave the option out"),
         (["chat", "--stop", ""], "--stop is empty", "give the text to stop at"),
         (["chat", "--raw", "--system", "x"], "--system has no place in --raw", "leave one of them out"),
         (

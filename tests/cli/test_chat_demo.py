@@ -63,3 +63,13 @@ def test_a_stop_string_cuts_both_arms_alike(runtime: Runtime):
     assert [answer.finish_reason for answer in answers] == ["stop", "stop"]
     assert answers[0].text == answers[1].text == plain.text[: plain.text.index(stop)]
     assert answers[0].token_ids == answers[1].token_ids
+
+
+def test_a_profile_without_a_head_is_no_head_that_is_missing(demo_gguf: Path, tmp_path: Path):
+    profile = tmp_path / "plain.yaml"
+    profile.write_text(
+        f"{{name: plain, device: cpu, memory_gb: 1, model: {demo_gguf}, head: none, bits: 32, context: 64, "
+        "tree: {depth: 2, branching: 2, nodes: 2}, reserve_gb: 0.1}"
+    )
+    plain = load_runtime(RunSettings(profile=str(profile), threads=1))
+    assert (plain.head_name, plain.notes) == (None, ())

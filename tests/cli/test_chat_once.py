@@ -22,6 +22,7 @@ from treeeagle_edge.cli.stats import speculation_advice, totals_lines
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.generation_defaults import GenerationDefaults
 from treeeagle_edge.history import last_session_path, load_session
+from treeeagle_edge.text_file import MOST_TEXT
 
 
 @pytest.fixture
@@ -97,6 +98,9 @@ def test_no_escape_codes_whatever_the_environment_says(chat, monkeypatch):
         (["-p", ""], b"piped", "piped"),
         (["-p", "first", "-p", "last"], b"", "last"),
         ([], "ümlaut 漢\r\n".encode(), "ümlaut 漢"),
+        ([], b"\xef\xbb\xbfby a Windows program\r\n", "by a Windows program"),
+        (["-p", "-"], b"only piped\n", "only piped"),
+        (["-p", "@nowhere.txt"], b"", "@nowhere.txt"),
     ],
 )
 def test_prompt_and_pipe(chat, arguments, stdin, message):
@@ -110,6 +114,34 @@ def test_an_empty_prompt(chat, arguments, stdin):
     code, out, err = chat(*arguments, stdin=stdin)
     assert (code, out) == (1, "")
     assert err == 'error: the prompt is empty\n hint: give one with -p "…", or pipe text in\n'
+
+
+def test_a_file_name_as_the_prompt_is_sent_as_it_is_and_said(chat, tmp_path: Path, monkeypatch):
+    """Other programs read such a file: whoever expects that finds out how."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("secret")
+    code, _, err = chat("-p", "@notes.txt")
+    assert code == 0
+    assert user_message(chat) == "@notes.txt"
+    assert "note: -p takes its text as it is; to send the file: treeeagle chat < notes.txt" in err
+
+
+def test_more_than_any_context_holds_is_refused_before_anything_loads(chat):
+    code, out, err = chat(stdin=b"x" * (MOST_TEXT + 1))
+    assert (code, out) == (1, "")
+    assert err == "error: the piped text has more than 16 MB of text\n hint: give a part of it\n"
+
+
+def test_a_system_prompt_that_is_no_text_is_refused_before_anything_loads(chat):
+    code, out, err = chat("-p", "x", "--system", "caf\udce9")
+    assert (code, out) == (1, "")
+    assert err == "error: the system prompt is not valid UTF-8\n hint: check the terminal's encoding\n"
+
+
+def test_one_token_has_no_speed(chat):
+    """The clock runs from the first token to the last."""
+    _, _, err = chat("-p", "x", "--max-tokens", "1")
+    assert err.splitlines()[-1].startswith("  1 token · first token ")
 
 
 def test_piped_bytes_that_are_no_text(chat):
@@ -315,10 +347,14 @@ def test_low_acceptance_is_said(chat):
 
 def test_advice_needs_evidence():
     """Expectations row 32: against plain steps where some were seen, else against the least they can cost."""
-    seldom = Speculation(rounds=20, settled=24, tree_rounds=20, draft_s=0.01, verify_s=0.2)
-    assert "seldom right (1.2 tokens/round)" in (speculation_advice(seldom) or "")
-    assert speculation_advice(replace(seldom, settled=40)) is None
-    assert speculation_advice(replace(seldom, tree_rounds=15)) is None
+    seldom = Speculation(rounds=40, settled=42, drafted=120, tree_rounds=40, draft_s=0.01, verify_s=0.4)
+    assert "seldom right (1.1 tokens a tree): it belongs to" in (speculation_advice(seldom) or "")
+    assert speculation_advice(replace(seldom, looked_up=120)) is None  # no draft of the head's
+    assert speculation_advice(replace(seldom, settled=48)) is None  # as one drafted token a round gives
+    assert speculation_advice(replace(seldom, rounds=31, tree_rounds=31, settled=32)) is None
+    often_plain = replace(seldom, rounds=240, plain_rounds=200, plain_s=1.6, settled=280)
+    assert speculation_advice(often_plain) is None  # 2 tokens a tree, 1.2 a round
+    seldom = replace(seldom, rounds=20, settled=24, tree_rounds=20, verify_s=0.2)
     # 40 tokens in 0.21 s, or in 0.16 s
     dear = replace(seldom, settled=44, rounds=24, plain_rounds=4, plain_s=0.016)
     assert "does not pay here" in (speculation_advice(dear) or "")

@@ -45,6 +45,9 @@ from treeeagle_edge.rounds import TreeShape
         ("/save", "a file name is missing", "use /save FILE"),
         ("/load nowhere.json", "nowhere.json cannot be read", "check the path"),
         ("/read nowhere.txt", "nowhere.txt cannot be read", "check the path"),
+        ("/read ~nobody-of-this-name/x", "~nobody-of-this-name/x cannot be read", "check the path"),
+        ("/save ~nobody-of-this-name/x", "there is no folder ~nobody-of-this-name", "choose another place"),
+        ("/system caf\udce9", "the system prompt is not valid UTF-8", "check the terminal's encoding"),
         ("/read 'half", "the quotes around the file name do not match", "use /read FILE"),
         ("/system @nowhere.txt", "nowhere.txt cannot be read", "check the path"),
     ],
@@ -254,6 +257,31 @@ def test_a_file_is_sent(repl, tmp_path: Path):
     assert len(result.engine.prompts) == 2
 
 
+def test_a_file_with_spaces_in_its_name_needs_no_quotes_where_it_is_there(repl, tmp_path: Path, monkeypatch):
+    """Completion writes the name without any."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my notes.txt").write_text("line one")
+    (tmp_path / "plan").write_text("a plan")
+    result = repl(
+        "/read my notes.txt", "/read my notes.txt sum this up", "/read plan my notes.txt", "/read my"
+    )
+    texts = [prompt_text(result, number).split("user\n")[-1].split("<|im_end|>")[0] for number in range(3)]
+    assert texts == ["line one", "sum this up\n\nline one", "my notes.txt\n\na plan"]
+    assert "error: my cannot be read: no such file or directory" in result.err
+
+
+def test_a_setting_taken_back_says_what_it_is_now(repl):
+    result = repl(
+        "/set temperature default", "/set max-tokens default", "/set seed default", "/set top-p 0.5"
+    )
+    assert result.err.splitlines()[-4:] == [
+        "temperature is 0.7 (default)",
+        "max-tokens is up to the context (default)",
+        "seed is drawn for each answer (default)",
+        "top-p is 0.5",
+    ]
+
+
 def test_info_says_what_runs_where_and_why(repl):
     """Expectations row 46."""
     result = repl("hi", "/info")
@@ -265,6 +293,20 @@ def test_info_says_what_runs_where_and_why(repl):
     assert re.search(r"model +toy-model, 4-bit, lm_head 8-bit\n", repl("/info", bits=4).err)
     assert re.search(r"plan +0\.15 of 23\.40 GB", result.err)
     assert str(last_session_path()) in result.err
+
+
+def test_the_last_tree_is_drawn_where_the_last_round_had_none(repl):
+    class PlainAtTheEnd(ScriptEngine):
+        def generate(self, *arguments, **options):
+            *rounds, last = super().generate(*arguments, **options)
+            yield from rounds
+            yield replace(last, kind="plain", tree=None, walked=(), drafted=0)
+
+    result = repl("hi", "/tree", engine=PlainAtTheEnd([script("first answer")]))
+    assert "round 4 · 3 nodes · walked 2 · after w" not in result.err
+    assert "round 3 · 3 nodes · walked 2" in result.err
+    result = repl("hi", "/set spec off", "/tree", engine=PlainAtTheEnd([script("ab", end=False)]))
+    assert "round 1 · decoded plainly" in result.err
 
 
 def test_the_last_round_is_drawn(repl):

@@ -36,13 +36,15 @@ def environment(**changes: str) -> dict[str, str]:
 class Terminal:
     """A process on a pseudo-terminal."""
 
-    def __init__(self, *arguments: str, **variables: str) -> None:
+    def __init__(self, *arguments: str, shell: str | None = None, **variables: str) -> None:
+        """`shell` runs the program as `"$@"` in a bash with job control."""
+        under = ["bash", "-mc", shell, "bash"] if shell else []
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
         self.before = termios.tcgetattr(slave)
         self.ready = re.escape(PROMPT) if variables["TERM"] == "dumb" else "«ready»"
         self.process = subprocess.Popen(
-            [*PROGRAM, *arguments],
+            [*under, *PROGRAM, *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -166,6 +168,35 @@ def test_a_message_typed_during_an_answer_is_sent_after_it():
     assert [turn.user for turn in load_session(last_session_path()).turns] == ["hello", "typed ahead"]
 
 
+def test_ctrl_z_gives_the_shell_its_terminal_and_fg_goes_on():
+    """At the prompt and while answering; what is typed afterwards is still kept for the next entry, unseen."""
+    paused = 'stty -a | grep -o " icrnl"; echo stopped; fg >/dev/null'
+    terminal = Terminal(
+        "chat", shell=f'"$@"; {paused}; {paused}; exit $?', TERM="xterm",
+        ANSWERS=f'["first answer", "{"word " * 100}end", "third answer"]', PAUSE="0.02",
+    )  # fmt: skip
+    terminal.prompt()
+    terminal.send("hel\x1a")
+    terminal.expect(r"icrnl\s+stopped")
+    terminal.prompt()
+    terminal.send("lo\r")
+    terminal.expect("first answer")
+    terminal.prompt()
+    terminal.send("go on\r")
+    terminal.expect("word word")
+    terminal.send("\x1a")
+    terminal.expect(r"icrnl\s+stopped")
+    terminal.expect("word word")
+    terminal.send("typed ahead\r")
+    assert "typed" not in terminal.expect("word.*end")
+    terminal.expect("third answer")
+    terminal.prompt()
+    terminal.send("\x04")
+    assert terminal.leave() == 0
+    turns = load_session(last_session_path()).turns
+    assert [turn.user for turn in turns] == ["hello", "go on", "typed ahead"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_chat_that_is_told_to_end_restores_the_terminal(number):
     """At the prompt and while answering; whoever sent the signal sees that it worked."""
@@ -184,7 +215,8 @@ def test_a_chat_that_is_told_to_end_restores_the_terminal(number):
 
 def test_ctrl_c_twice_while_answering():
     """Expectations row 35: twice within a second leaves with 130."""
-    terminal = Terminal("chat", TERM="xterm", ANSWERS=f'["{"word " * 300}"]', PAUSE="0.3")
+    # a pause that both fit in: at the prompt, nobody here would answer the line editor's question for the cursor
+    terminal = Terminal("chat", TERM="xterm", ANSWERS=f'["{"word " * 300}"]', PAUSE="1.5")
     terminal.prompt()
     terminal.send("hello\r")
     terminal.expect("wor")
@@ -299,6 +331,20 @@ def test_lines_that_cannot_be_kept_are_no_reason_to_stop(monkeypatch, tmp_path):
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(choose_input(remember=False), PlainInput)
+
+
+@pytest.mark.parametrize("key", [EOFError, KeyboardInterrupt])
+def test_after_ctrl_c_and_ctrl_d_a_plain_line_is_ended(key, monkeypatch, capsys):
+    """What is said next, or the shell's prompt, begins a line of its own."""
+
+    def pressed(prompt: str) -> str:
+        print(prompt, end="")
+        raise key
+
+    monkeypatch.setattr("builtins.input", pressed)
+    with pytest.raises(key):
+        PlainInput().read("> ")
+    assert capsys.readouterr().out == "> \n"
 
 
 # --- pipes ---

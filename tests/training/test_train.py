@@ -233,6 +233,24 @@ def test_a_head_that_cannot_be_started_from_is_refused_before_anything_is_writte
     assert not out.exists()
 
 
+def test_what_is_excluded_is_read_before_anything_is_written(
+    deep_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slip in its name should not wait for hours of writing."""
+    out = tmp_path / "head"
+    assert main(arguments(deep_checkpoint, out, "--exclude", str(tmp_path / "nothing.jsonl"))) == 1
+    assert "nothing.jsonl: no such file or directory" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_file_is_no_place_for_a_head(
+    deep_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "head").write_text("mine")
+    assert main(arguments(deep_checkpoint, tmp_path / "head")) == 2
+    assert f"error: --out {tmp_path / 'head'} is no folder\n hint: " in capsys.readouterr().err
+
+
 def test_it_goes_on_from_a_head(unbroken: Path, written: Path, deep_checkpoint: Path) -> None:
     """The first loss is where the other head stood, not where a fresh one begins."""
     assert main(arguments(deep_checkpoint, written, "--init", str(unbroken), "--passes", "0.1")) == 0

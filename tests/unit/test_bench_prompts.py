@@ -64,6 +64,8 @@ def test_byte_order_mark_blank_lines_and_line_separators_in_a_text_are_read(tmp_
     ("line", "message"),
     [
         ('{"turns": ["a"]', "line 2 is not JSON"),
+        ("[" * 100_000, "line 2 is not JSON: it is nested too deeply"),
+        ('{"turns": ["\\ud83d"]}', "line 2 is not JSON: it holds half a surrogate pair"),
         ('["a"]', "line 2 is not a JSON object"),
         ('{"prompt": "a"}', 'line 2 has no "turns"'),
         ('{"turns": "a"}', 'line 2: "turns" is not a list of texts'),

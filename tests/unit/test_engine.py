@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 
@@ -16,6 +18,7 @@ from tiny_models import VOCAB, OracleDrafter, tiny_engine
 
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.errors import InputError, UsageError
+from treeeagle_edge.host_rounds import HostRounds
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 
@@ -329,6 +332,44 @@ def test_prompts_that_cannot_be_answered(engine: Engine) -> None:
     with pytest.raises(InputError, match="token id 40 is not in"):
         answer(engine, SamplingParams(), [1, VOCAB])
     assert len(answer(engine, SamplingParams(), [1] * 127)) == 1
+
+
+def test_a_bias_that_is_no_number_is_refused() -> None:
+    for bias in (float("nan"), float("inf"), float("-inf")):
+        with pytest.raises(UsageError, match="a logit bias is not finite") as caught:
+            SamplingParams(logit_bias={1: bias})
+        assert "banned_ids" in (caught.value.hint or "")
+
+
+def test_answers_of_several_threads_take_turns(engine: Engine) -> None:
+    """One round runs at a time: two at once would write to each other's slots and buffers."""
+    inside, overlaps = [], 0
+    next_round, first_round = HostRounds.next, HostRounds.first
+
+    def watched(run):
+        def alone(*arguments):
+            nonlocal overlaps
+            overlaps += bool(inside)
+            inside.append(1)
+            time.sleep(0.001)  # lets other threads in, where they may
+            try:
+                return run(*arguments)
+            finally:
+                inside.pop()
+
+        return alone
+
+    params = SamplingParams(max_tokens=12)
+    texts = [answer(engine, params, [start, 2, 3]) for start in range(4)]
+    engine.reset()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HostRounds, "first", watched(first_round))
+        patch.setattr(HostRounds, "next", watched(next_round))
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(lambda start: answer(engine, params, [start, 2, 3]), range(4)))
+    assert overlaps == 0
+    assert found == texts
+    assert_cache_equals_prefill(engine)
 
 
 def test_tie_margin_is_the_difference_of_two_logits(engine: Engine) -> None:

@@ -88,6 +88,20 @@ def test_ids_of_another_model_are_left_out():
         b'{"schema": 1, "model": "m", "messages": [{"role": "user", "content": "x"}]}',
         b'{"schema": 1, "model": "m", "messages": 5}',
         b'{"schema": 1, "model": "m", "messages": ["x"]}',
+        b'{"schema": 1, "messages": []}',
+        b'{"schema": 1, "model": "m", "messages": [], "settings": 5}',
+        b"[" * 100_000,
+        *(
+            b'{"schema": 1, "model": "m", "messages": [{"role": "user", "content": "%s"},'
+            b' {"role": "assistant", "content": "x", "token_ids": %s}]}' % parts
+            for parts in (
+                (b"half a pair: \\ud83d", b"[]"),
+                *(
+                    (b"hi", ids)
+                    for ids in (b"[1e400]", b"[-1]", b"[4294967296]", b"[true]", b'"12"', b"null")
+                ),
+            )
+        ),
     ],
 )
 def test_a_damaged_file_is_named_and_left_alone(tmp_path: Path, content):

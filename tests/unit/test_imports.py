@@ -34,6 +34,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "files": (
         *(
             "json_file",
+            "text_file",
             "gguf_file",
             "tensor_shapes",
             "architectures",

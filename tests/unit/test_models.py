@@ -111,6 +111,19 @@ def test_a_misspelt_name_gets_the_closest_one(typed: str, meant: str) -> None:
     assert caught.value.hint == f"did you mean {meant}?"
 
 
+@pytest.mark.parametrize("more", ["", "/", "/tree/main", "/blob/main/config.json"])
+def test_an_address_of_the_hub_gets_the_name_in_it(more: str, no_hub: None) -> None:
+    with pytest.raises(InputError, match="is an address of the hub") as caught:
+        resolve_model("https://hub.example/Qwen/Qwen3-8B" + more)
+    assert caught.value.hint == "give its name: Qwen/Qwen3-8B"
+
+
+def test_a_link_to_nothing_is_not_what_was_meant(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").symlink_to(tmp_path / "gone.gguf")
+    with pytest.raises(InputError, match=r"model\.gguf is a link to what is not there"):
+        resolve_model(str(tmp_path / "model.gguf"))
+
+
 def test_a_misspelt_path_gets_the_file_beside_it(tmp_path: Path) -> None:
     (tmp_path / "SmolLM2-Q4_1.gguf").touch()
     with pytest.raises(InputError, match="no such file or folder") as caught:

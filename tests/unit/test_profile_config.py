@@ -179,6 +179,7 @@ def test_a_file_of_ones_own(tmp_path):
             "use a block with",
         ),
         ("name: mine", "name: [", "f is not valid YAML", "one `key: value` a line"),
+        ("name: mine", "name: " + "[" * 20_000, "f is not valid YAML", "one `key: value` a line"),
     ],
 )
 def test_a_wrong_key_is_named_with_what_is_allowed(old, new, message, hint):
@@ -201,6 +202,9 @@ def test_an_unknown_profile_and_an_unreadable_file(tmp_path):
     assert error.value.hint.startswith("did you mean gpu-12gb?")
     with pytest.raises(InputError, match="no such file"):
         load_profile(str(tmp_path / "missing.yaml"))
+    for name in ("~nobody-of-this-name/x", "x" * 5000):
+        with pytest.raises(InputError, match="is unknown"):
+            load_profile(name)
     with pytest.raises(InputError, match="is a directory"):
         load_profile(str(tmp_path))
     binary = tmp_path / "binary.yaml"

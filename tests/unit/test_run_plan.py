@@ -8,6 +8,7 @@ import pytest
 from plan_cases import machine, made_run
 
 from treeeagle_edge.errors import CannotRunError, InputError
+from treeeagle_edge.fetch import DEMO_MODEL
 from treeeagle_edge.profile_config import load_profile
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.run_alternatives import alternatives, require_fit
@@ -61,6 +62,23 @@ def test_options_win_over_the_profile():
     assert made.tree == TreeShape(2, load_profile("cpu").tree.branching, 3)
     assert made_run(RunSettings(speculate=False), machine()).tree is None
     assert made_run(RunSettings(head="none"), machine()).model.head is None
+
+
+def test_a_damaged_demo_model_is_planned_for_as_one_to_fetch(monkeypatch, tmp_path):
+    """Its file is ours: whoever loads fetches it again, which nobody comes to where the plan reads it first."""
+    monkeypatch.setenv("TREEEAGLE_CACHE", str(tmp_path))
+    DEMO_MODEL.path.parent.mkdir(parents=True)
+    DEMO_MODEL.path.write_bytes(b"GGUF, and no more")
+    made = made_run(RunSettings(), machine())
+    assert (made.model.name, made.model.on_disk) == ("smollm2-135m", False)
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "x" * 5000])
+def test_a_name_that_no_file_system_takes_is_unknown(name):
+    with pytest.raises(InputError, match="neither on this machine nor among"):
+        made_run(RunSettings(model=name), machine())
+    with pytest.raises(InputError, match=r"no such file or folder|no head is named"):
+        made_run(RunSettings(head=name), machine())
 
 
 def test_a_head_for_another_model_is_refused():

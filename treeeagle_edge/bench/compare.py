@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from treeeagle_edge.bench.document import SCHEMA, Document
 from treeeagle_edge.errors import InputError, reason_of
+from treeeagle_edge.json_file import parse_json
+from treeeagle_edge.text_file import read_text
 
 _HINT = "give a file written by: treeeagle bench -o json > FILE"
 _KEYS = ("plain_tps", "tree_tps", "speedup", "tokens_per_round")
@@ -22,7 +23,7 @@ _MAY_LACK = ("head_bits", "lm_head_bits")  # older documents lack them: compared
 def read_document(path: Path) -> Document:
     """Read what `bench -o json` wrote. Raises InputError for a file that is something else."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(read_text(path))
     except OSError as error:
         raise InputError(f"cannot read {path}: {reason_of(error)}", _HINT) from error
     except ValueError as error:  # not UTF-8, or not JSON

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from treeeagle_edge.errors import InputError, reason_of
+from treeeagle_edge.json_file import json_reason, parse_json
+from treeeagle_edge.text_file import read_text
 
 FORMAT_HINT = 'one JSON object a line, such as {"question_id": 1, "category": "chat", "turns": ["Hello?"]}'
 
@@ -45,7 +45,7 @@ def read_prompts(path: Path, *, turns: str = "first", limit: int | None = None) 
     Raises InputError, naming file and line, for what cannot be read as that.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path)
     except OSError as error:
         raise InputError(
             f"cannot read the prompts {path}: {reason_of(error)}", "give a JSONL file"
@@ -70,11 +70,9 @@ def _parse_lines(text: str, path: Path, turns: str) -> Iterator[BenchPrompt]:
 
 def _parse_line(line: str, where: str, default_name: str, turns: str) -> BenchPrompt:
     try:
-        entry: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{where} is not JSON: {error.msg.lower()} at column {error.colno}", FORMAT_HINT
-        ) from error
+        entry = parse_json(line)
+    except ValueError as error:
+        raise InputError(f"{where} is not JSON: {json_reason(error)}", FORMAT_HINT) from error
     if not isinstance(entry, dict):
         raise InputError(f"{where} is not a JSON object", FORMAT_HINT)
     if "turns" not in entry:

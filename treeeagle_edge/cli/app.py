@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from treeeagle_edge.cli.gpu_check import gpu_check_command
 from treeeagle_edge.cli.profile import profile_command
 from treeeagle_edge.cli.pull import pull_command
 from treeeagle_edge.cli.train import train_command
-from treeeagle_edge.errors import InputError, TreeEagleError, UsageError, reason_of
+from treeeagle_edge.errors import CannotRunError, InputError, TreeEagleError, UsageError, reason_of
 
 _BadParameter: type[Exception] = typer.BadParameter
 _NOT_A_NUMBER = re.compile(r"for '(--[a-z-]+)'.*valid (integer|number|float)")
@@ -87,13 +88,16 @@ def _root(
         print(context.get_help())
 
 
-app.command("chat")(chat_command)
-app.command("pull")(pull_command)
-app.command("profile")(profile_command)
-app.command("bench")(bench_command)
-app.command("eval-head")(eval_head_command)
-app.command("train")(train_command)
-app.command("gpu-check")(gpu_check_command)
+for name, command, summary in (  # what fits a line of 80 columns; the rest is said by the command's own help
+    ("chat", chat_command, "Chat at the terminal, or answer once with -p or piped text."),
+    ("pull", pull_command, "Fetch a model or a draft head from the hub."),
+    ("profile", profile_command, "Say what runs on this machine, in what memory, how fast."),
+    ("bench", bench_command, "Measure decoding with the tree against plain decoding."),
+    ("eval-head", eval_head_command, "Measure how far a draft head foresees its model."),
+    ("train", train_command, "Train a draft head for a model, from text it writes."),
+    ("gpu-check", gpu_check_command, "Check and measure the CUDA path on a card."),
+):
+    app.command(name, short_help=summary)(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,6 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     input, 2 usage, 3 this machine cannot run it, 130 interrupted.
     """
     give_missing_streams()
+    if not _has_folder():
+        print_error(CannotRunError("the folder this was started in is gone", "change to one that is there"))
+        return CannotRunError.exit_code
     with contextlib.suppress(AttributeError):  # a stream that is no text file has nothing to set
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a person's locale may lack a character
     try:
@@ -129,6 +136,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         print_error(refusal)
         return refusal.exit_code
+
+
+def _has_folder() -> bool:
+    """False where the current folder was removed, in which PyTorch's libraries end the program with a riddle."""
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def _as_usage_error(error: Any) -> UsageError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from treeeagle_edge.cli import options as shared
 from treeeagle_edge.cli.console import EXIT_INTERRUPT, EXIT_OK, is_terminal, note, progress_line, say
 from treeeagle_edge.cli.option_groups import with_groups
 from treeeagle_edge.errors import InputError, UsageError
+from treeeagle_edge.paths import typed_path
+from treeeagle_edge.text_file import read_stream
 
 if TYPE_CHECKING:
     from treeeagle_edge.cli.conversation import Conversation
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
 PromptOption = Annotated[
     str | None,
-    typer.Option("--prompt", "-p", metavar="TEXT", help="Answer this and leave; piped text follows it."),
+    typer.Option("--prompt", "-p", metavar="TEXT|-", help="Answer this and leave; piped text follows it."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")]
 MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Render Markdown on a terminal.")]
@@ -106,15 +109,20 @@ def _read_wishes(
 
 
 def _one_shot_text(prompt: str | None, *, raw: bool) -> str | None:
-    """The prompt of a one-shot answer: `-p`, a blank line, what is piped in. None where a person sits at both ends.
+    """The prompt of a one-shot answer: `-p`, a blank line, what is piped in. None where a person sits at both ends and
+    gave none; `-p -` asks for what is piped in, or typed.
 
     Raises InputError where there is nothing to answer.
     """
     typing = is_terminal(sys.stdin)
     if prompt is None and typing and is_terminal(sys.stdout):
         return None
+    if prompt == "-":  # as other programs name stdin
+        prompt = None
     if prompt is None and typing:
         note("reading the prompt from the terminal; Ctrl-D on an empty line ends it")
+    if prompt is not None and prompt.startswith("@") and os.path.isfile(typed_path(prompt[1:])):
+        note(f"-p takes its text as it is; to send the file: treeeagle chat < {prompt[1:]}")
     piped = "" if typing and prompt is not None else _piped(raw=raw)
     parts = [part for part in (prompt or "", piped) if part.strip()]
     if not parts:
@@ -127,7 +135,7 @@ def _piped(*, raw: bool) -> str:
     if sys.stdin is None or sys.stdin.closed:
         return ""
     try:
-        text = sys.stdin.buffer.read().decode("utf-8")
+        text = read_stream(sys.stdin.buffer, "the piped text")
     except UnicodeDecodeError as problem:
         raise InputError(
             "the piped text is not UTF-8", "convert it first, for example with iconv"

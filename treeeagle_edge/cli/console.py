@@ -31,9 +31,16 @@ def styled(text: str, style: str, stream: TextIO | None) -> str:
 
 
 def say(text: str = "", *, style: str | None = None) -> None:
-    """One line of talk on stderr. A stderr that went away is no reason to stop answering."""
-    with contextlib.suppress(BrokenPipeError):
-        print(styled(text, style, sys.stderr) if style else text, file=sys.stderr, flush=True)
+    """One line of talk on stderr."""
+    _talk((styled(text, style, sys.stderr) if style else text) + "\n")
+
+
+def _talk(text: str) -> None:
+    """Write to stderr. One whose reader went away, or whose disk is full, is no reason to stop answering."""
+    try:
+        print(text, end="", file=sys.stderr, flush=True)
+    except OSError:
+        _abandon(sys.stderr)
 
 
 def note(text: str) -> None:
@@ -74,17 +81,28 @@ class ProgressLine:
             return
         self._shown = message
         if self.in_place:
-            with contextlib.suppress(BrokenPipeError):
-                print(f"\r\033[K{message}", end="", file=sys.stderr, flush=True)
+            _talk(f"\r\033[K{_one_row(message)}")
         else:
             say(message)
 
     def clear(self) -> None:
         """Remove the line from a terminal; what went into a file or pipe stays."""
         if self.in_place and self._shown:
-            with contextlib.suppress(BrokenPipeError):
-                print("\r\033[K", end="", file=sys.stderr, flush=True)
+            _talk("\r\033[K")
         self._shown = ""
+
+
+def _one_row(message: str) -> str:
+    """`message`, cut where it would go on in a second row, which nothing would clear."""
+    columns = _columns(sys.stderr)
+    return message if len(message) < columns else message[: max(columns - 2, 0)] + "…"
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80  # some terminals do not know, and say 0
+    except (OSError, ValueError):
+        return 80
 
 
 def give_missing_streams() -> None:
@@ -98,5 +116,9 @@ def give_missing_streams() -> None:
 
 def abandon_stdout() -> None:
     """After a reader such as `head` closed the pipe: send the rest nowhere, so that the exit is quiet."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _abandon(sys.stdout)
+
+
+def _abandon(stream: TextIO) -> None:
+    with contextlib.suppress(OSError, ValueError):  # a stream of a test has no number
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -16,9 +16,11 @@ from treeeagle_edge.cli.printer import Printer, choose_printer
 from treeeagle_edge.cli.stats import resident_bytes, speculation_advice, stats_line
 from treeeagle_edge.errors import InputError, reason_of
 from treeeagle_edge.history import Autosave, SavedSession, load_session, new_session_path
+from treeeagle_edge.paths import typed_path
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
-from treeeagle_edge.session import Session
+from treeeagle_edge.session import Session, check_utf8
+from treeeagle_edge.text_file import read_text
 
 if TYPE_CHECKING:
     from treeeagle_edge.generation_defaults import GenerationDefaults
@@ -72,8 +74,8 @@ class Conversation:
         if self.session.forgotten > forgotten:
             count = self.session.forgotten
             note(
-                f"the context is full: the first {count} message{'s are' if count > 1 else ' is'} no longer sent; "
-                "the system prompt is kept"
+                f"the context is full: the first {f'{count} messages are' if count > 1 else 'message is'} no longer "
+                "sent; the system prompt is kept"
             )
         if self.show_stats:
             self._show_stats(answer)
@@ -194,14 +196,15 @@ def sampling_defaults(generation: GenerationDefaults, stop_ids: frozenset[int]) 
 def system_prompt(given: str | None) -> str | None:
     """The text of `--system`, read from a file where it is @FILE. Raises InputError for a file that cannot be read."""
     if given is None or not given.startswith("@"):
+        check_utf8(given or "", "system prompt")
         return given or None
-    return read_text(Path(given[1:])).strip() or None
+    return read_given(typed_path(given[1:])).strip() or None
 
 
-def read_text(path: Path) -> str:
+def read_given(path: Path) -> str:
     """A UTF-8 text file. Raises InputError that says what is wrong with it."""
     try:
-        return path.expanduser().read_text(encoding="utf-8")
+        return read_text(path)
     except UnicodeDecodeError as problem:
         raise InputError(f"{path} is not UTF-8 text", "give a text file") from problem
     except (OSError, ValueError) as problem:

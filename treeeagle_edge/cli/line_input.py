@@ -39,7 +39,11 @@ class PlainInput:
 
     def read(self, prompt: str) -> str:
         """One line."""
-        return input(prompt)
+        try:
+            return input(prompt)
+        except (EOFError, KeyboardInterrupt):
+            print()  # what comes next begins a line
+            raise
 
     def kept_keys(self) -> AbstractContextManager[None]:
         """Nothing to do: the terminal keeps whole lines itself."""
@@ -59,6 +63,7 @@ class EditorInput:
             completer=_completer(),
             complete_while_typing=False,
             multiline=True,
+            enable_suspend=True,
             prompt_continuation=lambda width, _number, _wrapped: " " * width,
         )
 

@@ -186,10 +186,12 @@ def run_settings(
         raise UsageError(
             f"there are no kernels named {kernels!r}", f"use {' or '.join(KERNELS)}, or leave it out"
         )
-    for name, value in (("context", context), ("threads", threads)):
-        if value is not None and value < 1:
-            raise UsageError(f"--{name} is {value}, which is out of range", "use 1 or more")
-    if threads is not None and threads > MOST_THREADS:
+    for name, text in (("model", model), ("head", head), ("device", device), ("profile", profile)):
+        if text is not None and not text.strip():  # an unset variable of a script, as a rule
+            raise UsageError(f"--{name} is empty", "give a value, or leave the option out")
+    if context is not None and context < 1:
+        raise UsageError(f"--context is {context}, which is out of range", "use 1 or more")
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
         raise UsageError(f"--threads is {threads}, which is out of range", f"use 1 to {MOST_THREADS}")
     tree_shape(depth or 1, branching or 1, nodes or 0)  # checks the ranges
     for name, value in (("depth", depth), ("branching", branching)):

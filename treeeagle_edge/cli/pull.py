@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 NameArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[NAME]",
+        metavar="NAME",
         help="A model or head: org/name of the hub, or a name of ours. Without one: what this machine would run.",
     ),
 ]

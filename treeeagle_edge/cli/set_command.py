@@ -28,29 +28,27 @@ NAMES = (*NUMBERS, *SHAPE, *SWITCHES)
 
 def setting_lines(conversation: Conversation) -> list[str]:
     """Every setting and its value now."""
-    params = conversation.params()
-    rows: list[tuple[str, str]] = []
-    for name in NUMBERS:
-        field = name.replace("-", "_")
-        value = getattr(params, field)
-        chosen = getattr(conversation.choices, field) is not None
-        if name == "seed" and not chosen:
-            shown = "drawn for each answer"
-        else:
-            shown = (
-                "up to the context"
-                if value is None
-                else f"{value:g}"
-                if isinstance(value, float)
-                else str(value)
-            )
-        rows.append((name, shown if chosen else f"{shown} (default)"))
+    rows = [(name, _value_of(conversation, name)) for name in NUMBERS]
     tree = conversation.tree or conversation.runtime.tree
     if tree is not None:
         rows += [(name, _shown(tree, name)) for name in SHAPE]
     rows.append(("spec", "on" if conversation.speculate and tree is not None else "off"))
     width = max(len(name) for name, _ in rows)
     return [f"  {name:<{width}}  {value}" for name, value in rows]
+
+
+def _value_of(conversation: Conversation, name: str) -> str:
+    """The value of one of NUMBERS now, and whether it is the default."""
+    field = name.replace("-", "_")
+    value = getattr(conversation.params(), field)
+    chosen = getattr(conversation.choices, field) is not None
+    if name == "seed" and not chosen:
+        shown = "drawn for each answer"
+    elif value is None:
+        shown = "up to the context"
+    else:
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+    return shown if chosen else f"{shown} (default)"
 
 
 def _shown(tree: TreeShape, name: str) -> str:
@@ -81,6 +79,7 @@ def change_setting(conversation: Conversation, argument: str) -> str:
     else:
         parsed = None if value == "default" else _number(name, value)
         conversation.choices = replace(conversation.choices, **{name.replace("-", "_"): parsed})
+        value = _value_of(conversation, name)
     return f"{name} is {value}"
 
 

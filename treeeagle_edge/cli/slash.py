@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 from collections.abc import Callable
@@ -10,12 +11,13 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from treeeagle_edge.cli.console import say
-from treeeagle_edge.cli.conversation import Conversation, read_text, system_prompt
+from treeeagle_edge.cli.conversation import Conversation, read_given, system_prompt
 from treeeagle_edge.cli.set_command import change_setting, setting_lines
 from treeeagle_edge.cli.stats import totals_lines
 from treeeagle_edge.cli.tree_view import draw_round
 from treeeagle_edge.errors import InputError, UsageError, reason_of
 from treeeagle_edge.history import load_session, save_session
+from treeeagle_edge.paths import typed_path
 
 KEYS = (
     ("//text", "send a message that begins with a slash"),
@@ -164,7 +166,7 @@ def _load(conversation: Conversation, argument: str) -> None:
 def _read(conversation: Conversation, argument: str) -> None:
     name, question = _first_word(argument)
     path = _path(name, "/read FILE [TEXT]")
-    content = read_text(path).rstrip("\n")
+    content = read_given(path).rstrip("\n")
     if not content.strip():
         raise InputError(f"{path} is empty", "give a file with text in it")
     conversation.answer(f"{question}\n\n{content}" if question else content)
@@ -205,22 +207,25 @@ def _tree(conversation: Conversation, _argument: str) -> None:
     rounds = [step for step in conversation.session.rounds if step.kind != "prefill"]
     if not rounds:
         raise InputError("there is no round to draw yet", "write a message first")
+    # an answer often ends with a round that needs no tree, and that has nothing to show
+    drawn = next((i for i in reversed(range(len(rounds))) if rounds[i].tree is not None), len(rounds) - 1)
     codec = conversation.runtime.tokenizer
     width = shutil.get_terminal_size().columns
     lines = draw_round(
-        rounds[-1], len(rounds), lambda token: codec.decode([token], skip_special=False), width
+        rounds[drawn], drawn + 1, lambda token: codec.decode([token], skip_special=False), width
     )
     say("\n".join(lines))
 
 
 def _first_word(argument: str) -> tuple[str, str]:
-    """A path, quoted where it holds spaces, and the text after it."""
+    """A path and the text after it. One with spaces is quoted, or is there: so completion writes it."""
     if argument[:1] in ("'", '"'):
         end = argument.find(argument[0], 1)
         if end > 0:
             return argument[: end + 1], argument[end + 1 :].strip()
-    name, _, rest = argument.partition(" ")
-    return name, rest.strip()
+    ends = [index for index, char in enumerate(argument) if char == " "] + [len(argument)]
+    end = next((end for end in ends if os.path.isfile(typed_path(argument[:end]))), ends[0])
+    return argument[:end], argument[end:].strip()
 
 
 def _path(argument: str, usage: str) -> Path:
@@ -230,7 +235,7 @@ def _path(argument: str, usage: str) -> Path:
         raise UsageError("the quotes around the file name do not match", f"use {usage}") from problem
     if not words or not words[0]:
         raise UsageError("a file name is missing", f"use {usage}")
-    return Path(words[0]).expanduser()
+    return typed_path(words[0])
 
 
 COMMANDS = (
@@ -246,5 +251,5 @@ COMMANDS = (
     Command("load", "FILE", "go on with a saved conversation", _load, takes_path=True),
     Command("read", "FILE [TEXT]", "send a file, with TEXT before it", _read, takes_path=True),
     Command("info", "", "model, device, memory plan and settings", _info),
-    Command("tree", "", "draw the last round: what was drafted, what was walked", _tree),
+    Command("tree", "", "draw the last tree: what was drafted, what was walked", _tree),
 )

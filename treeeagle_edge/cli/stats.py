@@ -5,7 +5,8 @@ from __future__ import annotations
 from treeeagle_edge.answer import ENOUGH_ROUNDS, Answer, Speculation
 
 GB = 10**9
-LOW_TOKENS_PER_ROUND = 1.3  # a head that fits its target settles about two tokens a round or more
+LOW_TOKENS_PER_TREE = 1.1  # a head that fits its target settles about two, with the smallest trees still 1.2
+LOW_ROUNDS = 32  # with a tree, before that is believed
 
 
 def resident_bytes() -> int:
@@ -23,7 +24,9 @@ def stats_line(
     `seed` is named where it was drawn, so that the answer can be had again.
     """
     count = answer.completion_tokens
-    parts = [f"{count:,} token{'' if count == 1 else 's'}", f"{_speed(answer.tokens_per_second)} tok/s"]
+    parts = [f"{count:,} token{'' if count == 1 else 's'}"]
+    if count > 1:  # the clock runs from the first token to the last
+        parts.append(f"{_speed(answer.tokens_per_second)} tok/s")
     if answer.speculation.rounds:
         parts.append(f"{answer.speculation.tokens_per_round:.1f} tokens/round")
     failures = answer.speculation.draft_failures
@@ -84,15 +87,16 @@ def speculation_advice(totals: Speculation) -> str | None:
     """One sentence where drafting does not pay, or accepts so little that head and model hardly belong together."""
     if totals.tree_rounds < ENOUGH_ROUNDS:
         return None
-    gain, low = totals.gain, totals.tokens_per_round < LOW_TOKENS_PER_ROUND
+    gain = totals.gain
     if gain is not None and gain < 1.0:
         return (
             f"speculation does not pay here: {totals.tokens_per_round:.1f} tokens/round is below break-even; "
             "try /set nodes 4 or /set spec off"
         )
-    if low and totals.drafted > totals.looked_up:
+    heads = totals.drafted - totals.looked_up
+    if heads and totals.tree_rounds >= LOW_ROUNDS and totals.tokens_per_tree < LOW_TOKENS_PER_TREE:
         return (
-            f"the head's drafts are seldom right ({totals.tokens_per_round:.1f} tokens/round); "
-            "was it trained for this model?"
+            f"the head's drafts are seldom right ({totals.tokens_per_tree:.1f} tokens a tree): "
+            "it belongs to another model, or the temperature is high"
         )
     return None

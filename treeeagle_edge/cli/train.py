@@ -109,6 +109,8 @@ def train_command(
         raise UsageError(f"--length is {length}, which is too short for a dialogue", "use 32 or more")
     if not 0 < learning_rate < 1:
         raise UsageError(f"--learning-rate is {learning_rate}, which is out of range", "use 0.0003 to 0.003")
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is no folder", "give a folder, or a name that is not taken yet")
     settings = shared.run_settings(model=target, bits=bits, device=device, threads=threads, kernels=kernels)
 
     from treeeagle_edge.training.processes import find_place

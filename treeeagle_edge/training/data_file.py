@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from treeeagle_edge.errors import InputError, reason_of
+from treeeagle_edge.json_file import json_reason, parse_json
 from treeeagle_edge.prompt import TextCodec
 from treeeagle_edge.training.dialogues import Script, Wish, retold
 from treeeagle_edge.training.pieces import ChatPieces
@@ -49,9 +49,9 @@ def read_dialogues(path: Path) -> tuple[GivenDialogue, ...]:
 
 def _parse(line: str, where: str) -> GivenDialogue:
     try:
-        value = json.loads(line)
+        value = parse_json(line)
     except ValueError as error:
-        raise InputError(f"{where} is not JSON: {error}", FORMAT_HINT) from error
+        raise InputError(f"{where} is not JSON: {json_reason(error)}", FORMAT_HINT) from error
     entries = value.get("messages", value.get("conversations")) if isinstance(value, dict) else None
     if not isinstance(entries, list):
         raise InputError(f"{where} has neither messages nor conversations", FORMAT_HINT)

@@ -61,12 +61,13 @@ def train(run: TrainingRun, place: Place, say: Progress) -> Outcome:
     if run.init is not None:
         # only to report a wrong file before hours of writing; it is opened again later, to take no memory meanwhile
         open_initial(run.init, source.name, source.checkpoint.config)
+    excluded = _excluded(run.data.exclude)  # for the same reason
     group = Group(place, cpu=source.device == "cpu")
     work = run.out / "work"
     shards = write_features(run, source, work, place, say)
     group.wait()
     tokenizer = source.tokenizer()
-    corpus = open_corpus(work / "features", shards, tokenizer.decode, _excluded(run.data.exclude))
+    corpus = open_corpus(work / "features", shards, tokenizer.decode, excluded)
     say(
         f"{len(corpus.train):,} dialogues to learn from, {corpus.answer_tokens:,} tokens of answers; kept aside:"
         f" {len(corpus.held_out)}; left out: {corpus.repeated} said before, {corpus.excluded} near a judged question"

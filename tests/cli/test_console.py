@@ -1,0 +1,46 @@
+"""What is said on stderr, wherever that leads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from treeeagle_edge.cli import console
+from treeeagle_edge.cli.console import ProgressLine
+from treeeagle_edge.history import last_session_path, load_session
+
+PROGRAM = [sys.executable, str(Path(__file__).resolve().parent.parent / "helpers" / "chat_program.py")]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_behind_stderr_costs_the_talk_and_not_the_answer():
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(
+            [*PROGRAM, "chat", "-p", "x"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=full,
+            text=True, check=False,
+        )  # fmt: skip
+    assert (run.returncode, run.stdout) == (0, "The sky is blue.\n")
+    assert len(load_session(last_session_path()).turns) == 1
+
+
+def test_progress_never_takes_a_second_row(monkeypatch, capsys):
+    """What went on in a second row would stay there: only the row of the cursor is cleared."""
+    monkeypatch.setattr(console, "may_style", lambda stream: True)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((20, 40)))
+    monkeypatch.setattr(sys.stderr, "fileno", lambda: 2, raising=False)
+    line = ProgressLine()
+    line("fetching weights: 1.2 of 4.9 GB")
+    line("19 columns are fine")
+    assert capsys.readouterr().err == "\r\033[Kfetching weights: …\r\033[K19 columns are fine"
+
+
+def test_progress_on_a_terminal_without_a_width(monkeypatch, capsys):
+    monkeypatch.setattr(console, "may_style", lambda stream: True)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((0, 0)))
+    monkeypatch.setattr(sys.stderr, "fileno", lambda: 2, raising=False)
+    ProgressLine()("x" * 79)
+    assert capsys.readouterr().err == "\r\033[K" + "x" * 79
