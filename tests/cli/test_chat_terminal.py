@@ -220,17 +220,23 @@ def test_ctrl_c_twice_while_answering():
     terminal.prompt()
     terminal.send("hello\r")
     terminal.expect("wor")
+    time.sleep(0.3)  # before the pause begins, the first would end the answer at once
     os.kill(terminal.process.pid, signal.SIGINT)
     time.sleep(0.3)  # on a busy machine two at once would be seen as one
     os.kill(terminal.process.pid, signal.SIGINT)
     assert terminal.leave() == 130
 
 
-def test_a_model_cannot_send_escape_codes_to_a_terminal():
-    terminal = Terminal("chat", TERM="dumb", ANSWERS='["red \\u001b[31m text"]')
+def test_a_model_cannot_send_control_codes_to_a_terminal():
+    """Escape codes, those of one byte too, bells, and what goes back over a line."""
+    terminal = Terminal(
+        "chat",
+        TERM="dumb",
+        ANSWERS='["red \\u001b[31m \\u009b31m \\u0007ring over\\rwritten\\b\\r\\n\\tnext"]',
+    )
     terminal.prompt()
     terminal.send("hello\r")
-    terminal.expect(r"red ␛\[31m text")
+    terminal.expect(r"red ␛\[31m \ufffd31m ␇ring overwritten␈\n\tnext")
     terminal.send("/exit\r")
     assert terminal.leave() == 0
 
@@ -374,6 +380,18 @@ def test_the_program_in_a_pipe():
     )
     assert (run.returncode, run.stdout) == (0, b"The sky is blue.\n")
     assert b"\x1b" not in run.stderr
+
+
+def test_a_pipe_that_stays_open_is_no_silent_wait():
+    """Where a program that starts this forgot to close stdin, the text would seem to hang."""
+    with subprocess.Popen(
+        [*PROGRAM, "chat", "-p", "x"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=environment(), text=True,
+    ) as process:  # fmt: skip
+        first = process.stderr.readline()
+        out, _ = process.communicate("more")
+    assert first == "note: waiting for the text that is piped in; </dev/null gives none\n"
+    assert (process.returncode, out) == (0, "The sky is blue.\n")
 
 
 def test_ctrl_c_while_loading_is_quiet():

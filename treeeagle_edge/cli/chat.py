@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -21,6 +22,8 @@ from treeeagle_edge.text_file import read_stream
 if TYPE_CHECKING:
     from treeeagle_edge.cli.conversation import Conversation
     from treeeagle_edge.settings import RunSettings
+
+PATIENCE_S = 2.0  # before a person is told what is waited for
 
 PromptOption = Annotated[
     str | None,
@@ -123,11 +126,21 @@ def _one_shot_text(prompt: str | None, *, raw: bool) -> str | None:
         note("reading the prompt from the terminal; Ctrl-D on an empty line ends it")
     if prompt is not None and prompt.startswith("@") and os.path.isfile(typed_path(prompt[1:])):
         note(f"-p takes its text as it is; to send the file: treeeagle chat < {prompt[1:]}")
+    if not typing and not _comes_soon(sys.stdin):
+        note("waiting for the text that is piped in" + ("; </dev/null gives none" if prompt else ""))
     piped = "" if typing and prompt is not None else _piped(raw=raw)
     parts = [part for part in (prompt or "", piped) if part.strip()]
     if not parts:
         raise InputError("the prompt is empty", 'give one with -p "…", or pipe text in')
     return "\n\n".join(parts)
+
+
+def _comes_soon(stream: TextIO | None) -> bool:
+    """False where nothing is piped in for a while: whoever started this may have left a stream open by mistake."""
+    try:
+        return bool(select.select([stream], [], [], PATIENCE_S)[0])
+    except (OSError, TypeError, ValueError):  # closed, no file, or of a kind that cannot be waited for
+        return True
 
 
 def _piped(*, raw: bool) -> str:

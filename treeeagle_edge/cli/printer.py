@@ -8,6 +8,17 @@ from typing import Protocol
 from treeeagle_edge.cli.console import is_terminal, may_style
 
 FENCES = ("```", "~~~")
+# What a terminal acts upon: escape codes in their one-byte form too, bells, and what would write over the line.
+_CONTROLS = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t\r"},  # shown as ␛ and the like
+    **dict.fromkeys(range(0x7F, 0xA0), 0xFFFD),
+    ord("\r"): None,
+}
+
+
+def harmless(text: str) -> str:
+    """`text` with nothing in it that a terminal would act upon but line ends and tabs."""
+    return text.translate(_CONTROLS)
 
 
 class Printer(Protocol):
@@ -21,7 +32,7 @@ class Printer(Protocol):
 
 
 class PlainPrinter:
-    """Text as it comes. On a terminal, a model cannot send escape codes."""
+    """Text as it comes. On a terminal, a model cannot send control codes."""
 
     def __init__(self) -> None:
         self._ends_line = False
@@ -29,7 +40,7 @@ class PlainPrinter:
 
     def write(self, piece: str) -> None:
         """Show `piece` at once."""
-        sys.stdout.write(piece.replace("\033", "␛") if self._terminal else piece)
+        sys.stdout.write(harmless(piece) if self._terminal else piece)
         sys.stdout.flush()
         self._ends_line = piece.endswith("\n")
 
@@ -70,7 +81,7 @@ class MarkdownPrinter:
     def _show(self) -> None:
         from rich.markdown import Markdown
 
-        text = "\n".join(self._block).replace("\033", "␛")
+        text = harmless("\n".join(self._block))
         self._block.clear()
         if text.strip():
             self._console.print(Markdown(text))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from treeeagle_edge.cli.console import say
 from treeeagle_edge.cli.conversation import Conversation, read_given, system_prompt
+from treeeagle_edge.cli.printer import harmless
 from treeeagle_edge.cli.set_command import change_setting, setting_lines
 from treeeagle_edge.cli.stats import totals_lines
 from treeeagle_edge.cli.tree_view import draw_round
@@ -107,13 +108,13 @@ def _undo(conversation: Conversation, _argument: str) -> None:
         raise InputError("there is nothing to take back", "write a message first")
     conversation.save()
     first = turn.user.strip().splitlines()[0]
-    say(f"took back: {first if len(first) <= 60 else first[:59] + '…'}")
+    say(f"took back: {harmless(first if len(first) <= 60 else first[:59] + '…')}")
 
 
 def _system(conversation: Conversation, argument: str) -> None:
     session = conversation.session
     if not argument:
-        say(session.system or "there is no system prompt; /system TEXT sets one")
+        say(harmless(session.system or "there is no system prompt; /system TEXT sets one"))
         return
     if session.raw:
         raise UsageError("a system prompt has no place in --raw", "start without --raw to use one")
