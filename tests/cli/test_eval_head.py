@@ -24,7 +24,7 @@ class ChainEngine:
     `quiet` makes the prefill the only round, `failing` a head that gives no scores. Ctrl-C comes at a call.
     """
 
-    context, kv_nbytes = 1000, 1
+    context, kv_nbytes, speculates = 1000, 1, True
 
     def __init__(self) -> None:
         self.settings: list = []

@@ -45,7 +45,7 @@ def test_head_rows_are_true_after_plain_rounds_and_answers_in_between(
     assert engine._controller is not None
     monkeypatch.setattr(
         engine._controller, "growth",
-        lambda bounds, stop_ids: FixedGrowth(SHAPE) if draw.random() < 0.5 else None,
+        lambda bounds, stop_ids, match: FixedGrowth(SHAPE) if draw.random() < 0.5 else None,
     )  # fmt: skip
     prompts = [3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8]
     answers = [engine.generate(prompt, SamplingParams(max_tokens=50)) for prompt in prompts]
