@@ -14,11 +14,12 @@ from torch import Tensor
 from treeeagle_edge.errors import CannotRunError, TreeEagleError, reason_of
 from treeeagle_edge.kernels.trial import require_device
 
-Work = Callable[[], None]
+Work = Callable[[], object]
 Capture = Callable[
     [Work], Work
 ]  # runs the work a few times and returns what runs it again; raises where it cannot
 _WARM_UPS = 2
+_side_streams: dict[torch.device, Any] = {}  # one a card: cuBLAS keeps a workspace for each it ever ran on
 
 
 class CudaCapture:
@@ -31,11 +32,14 @@ class CudaCapture:
     def __call__(self, work: Work) -> Work:
         """A replay of `work`, which first ran twice aside, so that kernels are compiled and loaded.
 
-        Raises CannotRunError without CUDA, RuntimeError where `work` does what a graph cannot hold.
+        Raises CannotRunError without CUDA, and what `work` raises where it does what a graph cannot hold.
         """
         if self._device.type != "cuda":
             raise CannotRunError("CUDA graphs need a CUDA device", "this does without them")
-        current, aside = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
+        current = torch.cuda.current_stream(self._device)
+        if self._device not in _side_streams:
+            _side_streams[self._device] = torch.cuda.Stream(self._device)
+        aside = _side_streams[self._device]
         aside.wait_stream(current)
         with torch.cuda.stream(aside):
             for _ in range(_WARM_UPS):
@@ -43,11 +47,28 @@ class CudaCapture:
         current.wait_stream(aside)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        # other threads may allocate meanwhile: only what this one does belongs to the graph
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            work()
+        self._record(graph, work, current, aside)
         self._pool = self._pool or graph.pool()
         return graph.replay
+
+    def _record(self, graph: Any, work: Work, current: Any, aside: Any) -> None:
+        """Capture `work` on the stream `aside`. `current` is the stream in force before, and after it, come what may:
+        PyTorch's own block stays on the other one where the capture breaks.
+        """
+        cause: BaseException | None = None
+        try:
+            # other threads may allocate meanwhile: only what this one does belongs to the graph
+            recording = torch.cuda.graph(
+                graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"
+            )
+            with torch.cuda.stream(current), recording:
+                try:
+                    work()
+                except BaseException as error:
+                    cause = error
+                    raise
+        except Exception as error:  # the end of a broken capture only says that something before it failed
+            raise cause or error from None
 
 
 class Runs:

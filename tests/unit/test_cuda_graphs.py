@@ -35,8 +35,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         said.append(f"off {which.name}")
 
     @contextmanager
-    def graph(which: Any, *, pool: Any, capture_error_mode: str) -> Iterator[None]:
-        said.append(f"capture {which.name} in {pool}, {capture_error_mode}")
+    def graph(which: Any, *, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
+        said.append(f"capture {which.name} {stream.name} in {pool}, {capture_error_mode}")
         yield
         said.append(f"captured {which.name}")
 
@@ -46,9 +46,11 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             name=name, replay=lambda: said.append(f"replay {name}"), pool=lambda: f"the pool of {name}"
         )
 
+    sides = (f"aside {number}" for number in range(9))
+    monkeypatch.setattr(cuda_graphs, "_side_streams", {})
     fakes = {
         "current_stream": lambda device: stream("main"),
-        "Stream": lambda device: stream("aside"),
+        "Stream": lambda device: stream(next(sides)),
         "stream": on,
         "synchronize": lambda device: said.append("synchronize"),
         "CUDAGraph": new_graph,
@@ -60,26 +62,87 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return said
 
 
-def test_work_is_warmed_up_aside_and_captured_once(log: list[str]) -> None:
+def test_work_is_warmed_up_aside_and_captured_once_on_the_same_stream(log: list[str]) -> None:
+    """One side stream for all captures: each more would keep a workspace of cuBLAS for good."""
     capture = CudaCapture(CUDA)
     replay = capture(lambda: log.append("work"))
     assert log == [
         *(
-            "aside waits for main",
-            "on aside",
+            "aside 0 waits for main",
+            "on aside 0",
             "work",
             "work",
-            "off aside",
-            "main waits for aside",
+            "off aside 0",
+            "main waits for aside 0",
             "synchronize",
         ),
-        *("capture graph 0 in None, thread_local", "work", "captured graph 0"),
+        "on main",
+        *("capture graph 0 aside 0 in None, thread_local", "work", "captured graph 0"),
+        "off main",
     ]
     log.clear()
     replay()
     assert log == ["replay graph 0"]
     capture(lambda: None)
-    assert "capture graph 1 in the pool of graph 0, thread_local" in log
+    assert "capture graph 1 aside 0 in the pool of graph 0, thread_local" in log
+    CudaCapture(CUDA)(lambda: None)
+    assert "capture graph 2 aside 0 in None, thread_local" in log
+
+
+def test_a_broken_capture_leaves_the_stream_in_force_and_says_what_broke_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With PyTorch's own block around the capture, which stays on its stream where the end of the capture raises."""
+    in_force = ["main"]
+
+    @contextmanager
+    def on(which: Any) -> Iterator[None]:
+        before, in_force[0] = in_force[0], which.name
+        yield
+        in_force[0] = before
+
+    class BrokenGraph:
+        def capture_begin(self, **options: Any) -> None:
+            assert in_force == ["aside"]
+
+        def capture_end(self) -> None:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    class On:
+        """As `torch.cuda.stream`: a block that is left by its `__exit__` alone."""
+
+        def __init__(self, which: Any) -> None:
+            self.block = on(which)
+
+        def __enter__(self) -> None:
+            self.block.__enter__()
+
+        def __exit__(self, *error: object) -> None:
+            self.block.__exit__(None, None, None)
+
+    def stream(name: str) -> Any:
+        return SimpleNamespace(wait_stream=lambda other: None, name=name)
+
+    fakes = {
+        "current_stream": lambda device: stream(in_force[0]),
+        "Stream": lambda device: stream("aside"),
+        "stream": On,
+        "synchronize": lambda device=None: None,
+        "CUDAGraph": BrokenGraph,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(cuda_graphs, "_side_streams", {})
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+    runs = iter(range(3))
+
+    def waits_in_the_end() -> None:
+        if next(runs) == 2:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        CudaCapture(CUDA)(waits_in_the_end)
+    assert in_force == ["main"]
 
 
 def test_there_is_no_capture_on_a_cpu() -> None:

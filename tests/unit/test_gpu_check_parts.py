@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from treeeagle_edge import cuda_graphs
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.gpu_check import kernels as gpu_check_kernels
 from treeeagle_edge.gpu_check import memory as gpu_check_memory
@@ -112,13 +113,15 @@ class FakeCuda:
         self.log: list[str] = []
 
     def current_stream(self, device: torch.device) -> Any:
-        return SimpleNamespace(wait_stream=lambda other: self.log.append("wait for the side stream"))
+        wait = lambda other: self.log.append("wait for the side stream")  # noqa: E731
+        return SimpleNamespace(wait_stream=wait, name="main")
 
     def Stream(self, device: torch.device) -> Any:
-        return SimpleNamespace(wait_stream=lambda other: self.log.append("side stream waits"))
+        wait = lambda other: self.log.append("side stream waits")  # noqa: E731
+        return SimpleNamespace(wait_stream=wait, name="aside")
 
     def CUDAGraph(self) -> Any:
-        return SimpleNamespace(replay=lambda: self.log.append("replay"))
+        return SimpleNamespace(replay=lambda: self.log.append("replay"), pool=lambda: (0, 1))
 
     def Event(self, *, enable_timing: bool) -> Any:
         assert enable_timing
@@ -127,10 +130,10 @@ class FakeCuda:
         )
 
     def stream(self, stream: Any) -> Any:
-        return self._block("aside")
+        return self._block(f"on {stream.name}")
 
-    def graph(self, graph: Any) -> Any:
-        return self._block("capture")
+    def graph(self, graph: Any, *, stream: Any, **options: Any) -> Any:
+        return self._block(f"capture {stream.name}")
 
     def synchronize(self, device: torch.device) -> None:
         self.log.append("synchronize")
@@ -149,6 +152,7 @@ class FakeCuda:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
+    monkeypatch.setattr(cuda_graphs, "_side_streams", {})
     for name in ("current_stream", "Stream", "CUDAGraph", "Event", "stream", "graph", "synchronize"):
         assert hasattr(torch.cuda, name)
         monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
@@ -157,8 +161,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 def test_a_graph_is_captured_after_the_call_ran_aside(cuda: FakeCuda) -> None:
     arm = as_graph(lambda: cuda.log.append("call"), CUDA, per=3)
-    aside = ["side stream waits", "aside", "call", "call", "aside ends", "wait for the side stream"]
-    assert cuda.log == [*aside, "synchronize", "capture", "call", "capture ends"]
+    aside = ["side stream waits", "on aside", "call", "call", "on aside ends", "wait for the side stream"]
+    captured = ["on main", "capture aside", "call", "capture aside ends", "on main ends"]
+    assert cuda.log == [*aside, "synchronize", *captured]
     assert (arm.per, arm.how) == (3, GRAPH)
     cuda.log.clear()
     timing = interleaved({"it": arm}, CUDA, 1, 0.0)["it"]
@@ -168,7 +173,7 @@ def test_a_graph_is_captured_after_the_call_ran_aside(cuda: FakeCuda) -> None:
 
 def test_what_cannot_be_captured_is_timed_as_it_is_with_the_reason(cuda: FakeCuda) -> None:
     def waits() -> None:
-        if cuda.log[-1] == "capture":
+        if cuda.log[-1] == "capture aside":
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     arm, reason = fastest_arm(waits, CUDA, per=2)

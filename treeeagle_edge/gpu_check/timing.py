@@ -13,11 +13,11 @@ from typing import TypeVar
 
 import torch
 
+from treeeagle_edge.cuda_graphs import CudaCapture
 from treeeagle_edge.errors import CannotRunError, TreeEagleError, reason_of
 
 Item = TypeVar("Item")
 EAGER, GRAPH = "eager", "graph"
-_WARM_UPS = 2
 _LEAST_SAMPLES = 3
 
 
@@ -41,23 +41,8 @@ class Timing:
 
 
 def as_graph(call: Callable[[], object], device: torch.device, per: int = 1) -> Arm:
-    """`call`, captured as a CUDA graph after it ran twice; `per` as in `Arm`.
-
-    Raises CannotRunError on the CPU, RuntimeError where `call` does what a graph cannot hold.
-    """
-    if device.type != "cuda":
-        raise CannotRunError("CUDA graphs need a CUDA device", "run this on the machine with the card")
-    current, aside = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-    aside.wait_stream(current)
-    with torch.cuda.stream(aside):
-        for _ in range(_WARM_UPS):
-            call()
-    current.wait_stream(aside)
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return Arm(graph.replay, per, GRAPH)
+    """`call`, captured as a CUDA graph after it ran twice; `per` as in `Arm`. Raises as `CudaCapture` does."""
+    return Arm(CudaCapture(device)(call), per, GRAPH)
 
 
 def fastest_arm(call: Callable[[], object], device: torch.device, per: int = 1) -> tuple[Arm, str | None]:
