@@ -135,16 +135,22 @@ def use_backend(name: str) -> Iterator[None]:
         _dispatcher.name = before
 
 
-def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView | BatchView) -> Tensor:
-    """[M, heads, head_dim], in the dtype of `query`: what each query row reads through `view`.
+def attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    view: AttentionView | BatchView,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """[M, heads, head_dim], in `dtype` or else that of `query`: what each query row reads through `view`.
 
     query: [M, heads, head_dim]; keys, values: [slots, kv_heads, head_dim] of one layer. See `reference.attention`.
     """
     if isinstance(
         view, BatchView
     ):  # only the reference reads one: it serves making training data, not answering
-        return reference.attention(query, keys, values, view)
-    return _dispatcher.chosen("attention")(query, keys, values, view)
+        return reference.attention(query, keys, values, view, dtype)
+    return _dispatcher.chosen("attention")(query, keys, values, view, dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:

@@ -69,7 +69,8 @@ class SmallTree:
 
         def call() -> tuple[Tensor, ...]:
             views = self.view, replace(part)  # a view keeps what is made of it: a copy has nothing yet
-            return tuple(dispatch.attention(self.query, self.keys, self.values, view) for view in views)
+            tensors, dtype = (self.query, self.keys, self.values), self.keys.dtype
+            return tuple(dispatch.attention(*tensors, view, dtype) for view in views)
 
         return Case("attention", device, self.keys.dtype, call)
 

@@ -183,8 +183,8 @@ class Target(TensorTarget):
         norm = None if layer.qk_norm is None else HeadNorm(layer.qk_norm, config.rms_norm_eps)
         # queries stay in float32 up to the scores
         query = rotate_and_write(qkv, rows.rotation, rows.slots, pool, torch.float32, norm)
-        mixed = attention(query, pool.keys, pool.values, rows.view)
-        return layer.output(mixed.reshape(len(hidden), -1).to(self.dtype))
+        mixed = attention(query, pool.keys, pool.values, rows.view, self.dtype)
+        return layer.output(mixed.reshape(len(hidden), -1))
 
     def _add(self, x: Tensor, branch: Tensor, norm: Tensor) -> Tensor:
         """Add a branch to the residual stream `x` in place; returns what the next one reads, its norm."""

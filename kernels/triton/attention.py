@@ -45,7 +45,12 @@ class _Tile:
 
 
 def attention(
-    query: Tensor, keys: Tensor, values: Tensor, view: AttentionView, scales: KVScales | None = None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    view: AttentionView,
+    dtype: torch.dtype | None = None,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """Same contract as `reference.attention`, on CUDA; with `scales`, keys and values are int8.
 
@@ -59,7 +64,7 @@ def attention(
             "use reference",
         )
     table = ancestor_table(view)
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    out = torch.empty(query.shape, dtype=dtype or query.dtype, device=query.device)
     for launch in launches(query, keys, values, view, table, out, scales):
         launch.run()
     return out

@@ -106,7 +106,7 @@ def attention_case(
     def ours() -> tuple[Tensor, ...]:
         from treeeagle_edge.kernels.triton.attention import attention  # imports triton: only where it can run
 
-        return (attention(query, keys, values, view(), scales),)
+        return (attention(query, keys, values, view(), scales=scales),)
 
     def expected() -> tuple[Tensor, ...]:
         return (reference.attention(query, read_keys, read_values, view()),)
