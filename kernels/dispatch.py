@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from treeeagle_edge.errors import CannotRunError, UsageError
-from treeeagle_edge.kernels import reference, reference_exact, reference_layers, reference_noise
+from treeeagle_edge.kernels import (
+    reference,
+    reference_exact,
+    reference_int8,
+    reference_layers,
+    reference_noise,
+)
 from treeeagle_edge.kernels.triton import availability
 from treeeagle_edge.kernels.triton import reference as reference_packed
 from treeeagle_edge.kernels.triton.operands import HeadNorm, Pool, Rotation
@@ -62,6 +68,10 @@ class _Dispatcher:
             "matmul_4bit": {
                 "reference": reference_packed.matmul_4bit,
                 TRITON: _triton("matmul_4bit", "matmul_4bit"),
+            },
+            "int8_product": {
+                "reference": reference_int8.int8_product,
+                TRITON: _triton("int8_rows", "int8_product"),
             },
         }
         self.name = "reference"
@@ -201,3 +211,8 @@ def matmul_4bit(
     Who holds such a weight asks `serving` first: where the answer is the reference, bitsandbytes is the faster one.
     """
     return _dispatcher.chosen("matmul_4bit")(x, packed, absmax, code, bias)
+
+
+def int8_product(x: Tensor, codes: Tensor, absmax: Tensor, bias: Tensor | None = None) -> Tensor:
+    """[M, out]: rows times an int8 weight. See `reference_int8.int8_product`; bitsandbytes must be imported."""
+    return _dispatcher.chosen("int8_product")(x, codes, absmax, bias)

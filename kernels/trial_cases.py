@@ -35,6 +35,7 @@ class ModelShape:
     stream: torch.dtype = torch.float32  # of the residual stream, the weights of norms, and rotated queries
     head_norm: bool = False  # whether query and key heads are normalised
     packed: bool = False  # whether matrices are held at 4 bits
+    int8: bool = False  # or at 8
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,8 @@ def cases(device: torch.device, shape: ModelShape) -> Iterator[Case]:
     yield _words(device)
     if shape.packed and shape.hidden % BLOCK_SIZE == 0:
         yield _product(device, shape)
+    if shape.int8:
+        yield _int8_product(device, shape)
 
 
 def _norms(device: torch.device, shape: ModelShape) -> Iterator[Case]:
@@ -155,6 +158,22 @@ def _product(device: torch.device, shape: ModelShape) -> Case:
     code = torch.linspace(-1, 1, 16, device=device)
     x = _normal((MAX_ROWS, shape.hidden), 9, device, shape.dtype)
     return Case("matmul_4bit", device, shape.dtype, lambda: (dispatch.matmul_4bit(x, packed, absmax, code),))
+
+
+def _int8_product(device: torch.device, shape: ModelShape) -> Case:
+    """Activations with an outlier, as quantised models have them, and a bias."""
+    generator = torch.Generator().manual_seed(10)
+    codes = torch.randint(-127, 128, (_CHANNELS, shape.hidden), dtype=torch.int8, generator=generator)
+    codes, absmax = codes.to(device), torch.rand(_CHANNELS, generator=generator).to(device) + 0.1
+    x, bias = (_normal(size, 12, device, shape.dtype) for size in ((_ROWS, shape.hidden), (_CHANNELS,)))
+    x[1, 3] = 100.0
+
+    def call() -> tuple[Tensor, ...]:
+        import bitsandbytes  # noqa: F401  registers the product of integers
+
+        return (dispatch.int8_product(x, codes, absmax, bias),)
+
+    return Case("int8_product", device, shape.dtype, call)
 
 
 def _normal(size: tuple[int, ...], seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.int8_rows import int8_product, quantise_rows
+from treeeagle_edge.int8_rows import quantise_rows
 from treeeagle_edge.kernels import dispatch
 from treeeagle_edge.kernels.triton.fallback import installed_rule, reads_less_than_bitsandbytes
 from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE
@@ -154,7 +154,7 @@ class Nf4Linear(PackedLinear):
 
 
 class CudaInt8Linear:
-    """int8 weights with an fp32 scale an output channel, activations in two codes: see `int8_rows`."""
+    """int8 weights with an fp32 scale an output channel, activations in two codes: see `kernels.reference_int8`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device, dtype: torch.dtype) -> None:
         """Quantise weight [out, in] while it moves to `device`; products run in `dtype`."""
@@ -169,8 +169,7 @@ class CudaInt8Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[M, in] -> [M, out] in the dtype of x."""
-        y = int8_product(x, self.weight, self.absmax)
-        return y if self.bias is None else y.add_(self.bias)
+        return dispatch.int8_product(x, self.weight, self.absmax, self.bias)
 
 
 def make_linear(

@@ -22,7 +22,7 @@ _LIVE_LOGIT_COPIES = 4  # raw, processed, log-probabilities, noise
 _LIVE_SCORE_COPIES = 2  # attention scores and their softmax
 _ROTARY_MARGIN = 64  # positions beyond the context that the rotary tables cover
 # The int8 product of CUDA, bytes alive for each number that goes in (its levels twice in fp32, its two codes) and for
-# each that comes out (two sums in int32, their total in fp32, the result): see `int8_rows`.
+# each that comes out (two sums in int32, their total in fp32, the result): see `kernels.reference_int8`.
 _INT8_SPLIT, _INT8_CODES, _INT8_SUMS = 10, 2, 14
 
 

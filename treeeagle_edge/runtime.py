@@ -123,7 +123,7 @@ def _build_engine(
 
 def _kernel_shapes(plan: RunPlan, target: TargetModel, head: DraftHead | None) -> list[ModelShape]:
     """What both models ask of the kernels, where they are on PyTorch's path."""
-    shapes = [target_shape(target.config, target.kv_dtype, plan.widths.layers)]
+    shapes = [target_shape(target.config, target.kv_dtype, plan.widths.layers, plan.widths.lm_head)]
     if head is not None:
         shapes.append(head_shape(head.config, head.store.keys.dtype, plan.widths.head))
     return shapes

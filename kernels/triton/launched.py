@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from treeeagle_edge.kernels.triton import attention, kv_write, matmul_4bit, noise, rowwise
+from treeeagle_edge.kernels.triton import attention, int8_rows, kv_write, matmul_4bit, noise, rowwise
 from treeeagle_edge.kernels.triton.launch import Launch
 from treeeagle_edge.kernels.triton.operands import HeadNorm, KVScales, Pool, Rotation
 from treeeagle_edge.kernels.view import AttentionView
@@ -46,6 +46,10 @@ def launched() -> dict[str, Launch]:
     found["SiLU gate"] = rowwise.gate_launch(_empty(16, 28672), _empty(16, 14336))
     words = _empty(6, 128_256, dtype=torch.int64)
     found["random words"] = noise.words_launch(words[0, :1], words[0, :6], words)
+    x, codes, steps = _empty(16, 14336), _empty(32, 14336, dtype=torch.int8), _empty(16, dtype=fp32)
+    found["int8 codes of rows"] = int8_rows.split_launch(x, codes, steps)
+    sums, absmax = _empty(32, 6144, dtype=torch.int32), _empty(6144, dtype=fp32)
+    found["int8 sums to rows"] = int8_rows.scale_launch(sums, steps, absmax, _empty(16, 6144))
     for rows in (16, 32, 64):
         found[f"4-bit product, bf16, {rows} rows"] = _product(rows, 6144, bf16)
     found["4-bit product, fp16, 64 rows"] = _product(64, 6144, fp16)

@@ -114,8 +114,8 @@ def test_rows_of_separate_sequences_stay_with_the_reference() -> None:
 @pytest.mark.parametrize(
     "shape",
     [
-        ModelShape(packed=True),
-        ModelShape(7, 1, 16, 64, 80, dtype=torch.bfloat16, head_norm=True, packed=True),
+        ModelShape(packed=True, int8=True),
+        ModelShape(7, 1, 16, 64, 80, dtype=torch.bfloat16, head_norm=True, packed=True, int8=True),
         ModelShape(dtype=torch.float16, stream=torch.float16),
     ],
 )
