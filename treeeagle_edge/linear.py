@@ -116,8 +116,8 @@ class PackedLinear:
             out_size, _ = self.state.shape
             if reads_less_than_bitsandbytes(x, out_size, self._rule):
                 return dispatch.matmul_4bit(x, self.weight, self.state.absmax, self.state.code, self.bias)
-        y = self._product(x, self.weight, quant_state=self.state)
-        return y if self.bias is None else y.add_(self.bias)
+        y: Tensor = self._product(x, self.weight, quant_state=self.state, bias=self.bias)
+        return y
 
 
 class Nf4Linear(PackedLinear):

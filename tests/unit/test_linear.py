@@ -61,6 +61,16 @@ def test_quantised_rows_do_not_depend_on_the_number_of_rows(bits: int) -> None:
         assert torch.equal(linear(x[row : row + 1])[0], together[row])
 
 
+def test_the_bias_goes_into_the_4_bit_product() -> None:
+    """bitsandbytes' fused product adds it before it rounds, and without a launch of its own."""
+    x, weight, bias = problem(2, 64, 64)
+    linear = make_linear(weight, bias, bits=4, device=CPU, dtype=torch.bfloat16)
+    assert isinstance(linear, Nf4Linear)
+    given: list[object] = []
+    linear._product = lambda x, weight, *, quant_state, bias: given.append(bias) or x
+    assert linear(x) is x and given == [linear.bias] and torch.equal(given[0], bias.to(torch.bfloat16))
+
+
 def test_int8_uses_the_whole_range_and_survives_a_zero_channel() -> None:
     """Each channel's largest weight becomes 127 up to the rounding of its scale; a channel of zeros stays zero."""
     weight = torch.tensor([[0.5, -1.0, 0.25], [0.0, 0.0, 0.0]]).repeat(1, 16)
