@@ -84,7 +84,7 @@ def test_a_wrong_kernel_is_caught(monkeypatch):
     from treeeagle_edge.kernels import dispatch
     from treeeagle_edge.profiling import live as profile_live
 
-    def wrong(query, keys, values, view):
+    def wrong(query, keys, values, view, dtype):
         return torch.zeros_like(query)
 
     monkeypatch.setitem(dispatch._dispatcher.kernels["attention"], "wrong", wrong)
