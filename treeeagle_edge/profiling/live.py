@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from treeeagle_edge.errors import CannotRunError
+from treeeagle_edge.gpu_check.timing import fastest_arm, walk
 from treeeagle_edge.kernels import trial
 from treeeagle_edge.kernels.dispatch import attention, available_backends, use_backend
 from treeeagle_edge.kernels.trial_cases import SmallTree, small_tree
@@ -24,6 +25,7 @@ _NATIVE_LIMIT = 0.02  # relative: native attention rounds queries, keys, values 
 _BANDWIDTH_BYTES = 256 * 2**20  # beyond any desktop processor's cache
 _BANDWIDTH_SECONDS = 0.15  # for each of copy and read
 _VERIFY_BYTES = 8 * 2**20  # weights that the timing of a verify pass walks through
+_CUDA_VERIFY_BYTES = 256 * 2**20  # more than the L2 cache of any card, 96 MB
 _NATIVE_VERIFY_BYTES = 64 * 2**20  # more: from a large cache, native products would wait for no memory at all
 _VERIFY_REPEATS = 7
 
@@ -141,6 +143,8 @@ def measure_verify_cost(plan: RunPlan, device: torch.device) -> float | None:
         return None
     rows = plan.tree.typical.nodes + 1
     one, many = _native_calls(plan, rows) if plan.backend.native else _torch_calls(plan, rows, device)
+    if device.type == "cuda":  # launched one by one, either would take as long as its launches
+        one, many = (fastest_arm(call, device)[0].call for call in (one, many))
     single = tree = float("inf")
     for _ in range(_VERIFY_REPEATS):  # interleaved, so that a busy moment meets both
         single = min(single, _time(one, device))
@@ -169,18 +173,16 @@ def _torch_calls(
     """Products with one row and with `rows`."""
     dtype = torch.float32 if plan.bits == 32 else torch.bfloat16
     n, k = plan.model.config.intermediate_size, plan.model.config.hidden_size
+    least = _CUDA_VERIFY_BYTES if device.type == "cuda" else _VERIFY_BYTES
+    weight = torch.randn(n, k)
 
     def layer() -> Linear:
-        return make_linear(torch.randn(n, k), None, bits=plan.bits, device=device, dtype=dtype)
+        return make_linear(weight.clone(), None, bits=plan.bits, device=device, dtype=dtype)
 
     layers = [layer()]
-    layers += [layer() for _ in range(min(32, _VERIFY_BYTES // layers[0].nbytes) - 1)]
-
-    def walk(x: Tensor) -> Callable[[], object]:
-        return lambda: [layer(x) for layer in layers]
-
-    x = torch.randn(rows, k, dtype=dtype, device=device)
-    return walk(x[:1]), walk(x)
+    layers += [layer() for _ in range(min(32, least // layers[0].nbytes) - 1)]
+    x = torch.randn(rows, k, dtype=dtype).to(device)
+    return walk(layers, lambda layer: layer(x[:1])), walk(layers, lambda layer: layer(x))
 
 
 def describe_bandwidth(measured: Bandwidth, known: float | None, device: str) -> Check:
