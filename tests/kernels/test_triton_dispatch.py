@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,10 +21,13 @@ SLOTS = 80
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A machine with everything: triton, a card of compute capability 8.6, gcc. Nothing is interpreted."""
+def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """A machine with everything: triton, a card of compute capability 8.6, gcc, headers. Nothing is interpreted."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.delenv("CC", raising=False)
+    for name in ("CC", "CPATH", "C_INCLUDE_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(availability, "_headers", lambda: tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
@@ -73,6 +77,20 @@ def test_is_refused_without_a_c_compiler(card: pytest.MonkeyPatch) -> None:
     assert "needs a C compiler" in reason()
     card.setenv("CC", "tcc")
     assert "triton" in dispatch.available_backends()
+
+
+def test_is_refused_without_the_headers_of_python(card: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As on an Ubuntu, or in a WSL2, whose Python came without them: the launcher would not compile."""
+    (tmp_path / "Python.h").unlink()
+    assert reason() == f"triton needs Python's own headers, and there is no Python.h in {tmp_path}"
+    card.setenv("CPATH", "/elsewhere")
+    assert "triton" in dispatch.available_backends()
+
+
+def test_headers_are_looked_for_where_triton_takes_them_from() -> None:
+    """A virtual environment has none of its own: those of its base."""
+    found = availability._headers()
+    assert found.name.startswith("python3") and str(found).startswith((sys.base_prefix, "/usr/include"))
 
 
 def test_choosing_and_refusing_it_imports_nothing_of_triton() -> None:
