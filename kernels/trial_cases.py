@@ -13,7 +13,7 @@ from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE, MAX_ROWS, HeadNor
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.tree import DraftTree
 
-_PREFIX, _SLOTS = 40, 64
+_PREFIX, _SLOTS = 300, 320  # enough for three splits of Triton's attention
 _TREE = DraftTree((1, 2, 3, 4, 5, 6), (-1, 0, 0, 1, 1, 3), (0, 1, 1, 2, 2, 3), (0.0,) * 6)
 _ROWS = len(_TREE)
 _CHANNELS = 80  # of the 4-bit product: two tiles and a half
@@ -55,7 +55,7 @@ class Case:
 
 @dataclass(frozen=True)
 class SmallTree:
-    """Arguments of one attention call: a tree of six rows after forty tokens, in scattered slots."""
+    """Arguments of one attention call: a tree of six rows after three hundred tokens, in scattered slots."""
 
     query: Tensor  # [6, heads, head_dim] float32
     keys: Tensor  # [slots, kv_heads, head_dim]

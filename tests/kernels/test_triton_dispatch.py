@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from triton_cases import DEVICE, assert_near, needs_triton, normal, tree_view
 
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.kernels import dispatch, reference, trial
+from treeeagle_edge.kernels import dispatch, reference, trial, trial_cases
 from treeeagle_edge.kernels.trial_cases import ModelShape
 from treeeagle_edge.kernels.triton import availability
 from treeeagle_edge.kernels.view import BatchView
@@ -126,6 +127,18 @@ def test_rows_of_separate_sequences_stay_with_the_reference() -> None:
     with dispatch.use_backend("triton"):
         ours = dispatch.attention(query, keys, values, view)
     assert torch.equal(ours, reference.attention(query, keys, values, view))
+
+
+@needs_triton
+@pytest.mark.parametrize("known", [True, False])
+def test_a_trial_meets_the_merge_of_several_splits(known: bool) -> None:
+    from treeeagle_edge.kernels.triton import attention
+
+    tree = trial_cases.small_tree(DEVICE)
+    view = tree.view if known else replace(tree.view, length=torch.tensor([290], device=DEVICE))
+    table = attention.ancestor_table(view)
+    made = attention.launches(tree.query, tree.keys, tree.values, view, table, tree.query.clone())
+    assert made[0].grid[2] > 2 and made[1].arguments["splits"] > 2
 
 
 @needs_triton

@@ -86,7 +86,7 @@ def _native_layer(weight: Tensor, x: Tensor, bits: int) -> Tensor:
 
 
 def check_kernels(device: torch.device, *, native: bool = False) -> Iterator[Check]:
-    """Every attention backend against the reference, on a tree of six rows after a prefix of forty tokens.
+    """Every attention backend against the reference, on a tree of six rows after a prefix of three hundred tokens.
 
     `native`: the native attention, too. On CUDA all of Triton's kernels are tried, in a process of their own, which
     they may break. One that does not run, or is wrong, is a warning: the reference takes its place.
