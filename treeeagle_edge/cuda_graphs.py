@@ -74,12 +74,15 @@ class CudaCapture:
 class Runs:
     """Runs work by its key: as a graph from the second time on, or as it is where there is nothing to capture with."""
 
-    def __init__(self, capture: Capture | None, device: torch.device) -> None:
-        """`capture` None: everything is launched piece by piece, on purpose."""
+    def __init__(self, capture: Capture | None, device: torch.device, most: int = 12) -> None:
+        """`capture` None: everything is launched piece by piece, on purpose. `most`: graphs kept, for each of which the
+        driver holds memory; the one that was not used for longest makes room.
+        """
         self.problem: str | None = None  # why capturing failed; nothing more is captured then
         self._capture = capture
         self._device = device
-        self._replays: dict[Hashable, Work] = {}
+        self._most = most
+        self._replays: dict[Hashable, Work] = {}  # the one used last is the last
 
     @property
     def captures(self) -> bool:
@@ -95,7 +98,12 @@ class Runs:
         prepares = key not in self._replays and self.captures
         if prepares:
             self._prepare(key, work, state)
-        self._replays.get(key, work)()
+        replay = self._replays.pop(key, None)
+        if replay is None:
+            work()
+        else:
+            self._replays[key] = replay
+            replay()
         return prepares
 
     def _prepare(self, key: Hashable, work: Work, state: Sequence[Tensor]) -> None:
@@ -103,6 +111,10 @@ class Runs:
         before = [tensor.clone() for tensor in state]
         try:
             self._replays[key] = self._capture(work)
+            if (
+                len(self._replays) > self._most
+            ):  # after the capture: one graph at least keeps their common pool
+                del self._replays[next(iter(self._replays))]
         except Exception as error:  # compilers, drivers and allocators each raise errors of their own
             require_device(self._device, "capturing a CUDA graph")
             self.problem = error.message if isinstance(error, TreeEagleError) else reason_of(error)

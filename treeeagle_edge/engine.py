@@ -24,8 +24,10 @@ from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling import Sampler
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.sequence import LiveSequence
+from treeeagle_edge.shape_choice import shapes_within
 from treeeagle_edge.target import exact_rows
 
+CAPTURED_KINDS = 2  # ways to choose tokens whose graphs are kept: greedy, and the sampling that is asked for
 _TRIED_TOKENS = 48  # of the made-up prompt on which rounds are captured and timed
 _TRIED_ROUNDS = 4  # of each shape, the first of which prepares the others
 
@@ -222,7 +224,9 @@ class Engine:
         capture = (CudaCapture(device) if graphs else None) if isinstance(graphs, bool) else graphs
         scratch = torch.arange(slots, slots + MAX_EXPANSIONS, device=device)
         round_ = DeviceRound(self.target, self.head, self._passes.store, scratch, context=self.context)
-        return DeviceRounds(self._passes, round_, Runs(capture, device), self.tree)
+        shapes = () if self.tree is None else shapes_within(self.tree) if self.tree.adaptive else (self.tree,)
+        runs = Runs(capture, device, CAPTURED_KINDS * (len(shapes) + 1))  # and plain decoding
+        return DeviceRounds(self._passes, round_, runs, self.tree)
 
     def _try_shapes(self) -> None:
         """Capture and time what rounds may be asked for, before the first answer, on a made-up prompt."""

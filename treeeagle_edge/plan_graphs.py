@@ -9,10 +9,10 @@ from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.widths import Widths
 
 FEATURES_KEPT = 128  # lines of features that wait on the device
+CAPTURED_KINDS = 2  # ways to choose tokens whose graphs are kept: greedy, and the sampling that is asked for
 MOST_SHAPES = 6  # captured for an adaptive tree, plain decoding among them
 PACKED_ROWS = 64  # beyond them a product may unpack its 4-bit weight
 
-_KINDS = 2  # ways to choose tokens that are captured: greedy, and the sampling that is asked for
 _EACH_GRAPH = (
     12 * 10**6
 )  # that the driver keeps of one with a thousand launches: an allowance, not a measurement
@@ -37,7 +37,7 @@ def graph_bytes(
     taps = head.num_taps * head.target_hidden_size if head is not None else 0
     buffers = (FEATURES_KEPT + 1) * taps * compute_bytes(widths.layers) + _TOKEN_BYTES * model.vocab_size
     shapes = 1 if tree is None else MOST_SHAPES if tree.adaptive else 2
-    graphs = _KINDS * shapes * _EACH_GRAPH + _CUBLAS
+    graphs = CAPTURED_KINDS * shapes * _EACH_GRAPH + _CUBLAS
     return buffers + graphs + _pool_bytes(model, head, widths, tree, device)
 
 

@@ -179,6 +179,16 @@ def test_each_key_is_captured_once_and_warming_up_leaves_no_trace() -> None:
     assert state.item() == 4 and capture.asked == 2 and runs.captures
 
 
+def test_the_graph_that_was_not_used_for_longest_makes_room() -> None:
+    """Each holds memory of the driver's, which the plan counts for so many."""
+    state, capture = torch.zeros(1), Captures()
+    runs = Runs(capture, CPU, most=2)
+    assert [runs.run(key, counting(state), [state]) for key in "abaca"] == [True, True, False, True, False]
+    assert capture.asked == 3
+    assert runs.run("b", counting(state), [state]) and not runs.run("a", counting(state), [state])
+    assert state.item() == 7 and capture.asked == 4
+
+
 def test_a_failure_keeps_what_was_captured_and_tries_no_more() -> None:
     state, capture = torch.zeros(1), Captures(fails_at=2)
     runs = Runs(capture, CPU)

@@ -69,12 +69,14 @@ def test_a_pass_that_unpacks_its_weights_has_room_for_the_largest() -> None:
 
 def test_it_counts_what_the_code_allocates() -> None:
     """Numbers repeated there, so that planning imports no torch, are those of the code that allocates."""
+    from treeeagle_edge import engine
     from treeeagle_edge.device import round as device_round
     from treeeagle_edge.kernels.triton import attention, operands
     from treeeagle_edge.shape_choice import shapes_within
 
     assert device_round.FEATURES_KEPT == plan_graphs.FEATURES_KEPT
     assert operands.MAX_ROWS == plan_graphs.PACKED_ROWS
+    assert engine.CAPTURED_KINDS == plan_graphs.CAPTURED_KINDS
     assert len(shapes_within(TreeShape(32, 64, 256, adaptive=True))) + 1 == plan_graphs.MOST_SHAPES
     import torch
 
