@@ -157,15 +157,15 @@ def _calls(
 ) -> dict[str, Callable[[], object]]:
     """Ways to multiply `x` with each weight of a ring; a 16-bit weight is too large for any cache already."""
     product = bitsandbytes_module().matmul_4bit
-    name = probe.backends()[-1]
+    walked = walk(eight, lambda each: dispatch.int8_product(x, each.codes, each.absmax))
 
-    def int8_product(each: EightBit) -> Tensor:
-        with dispatch.use_backend(name):
-            return dispatch.int8_product(x, each.codes, each.absmax)
+    def int8_products() -> None:
+        with dispatch.use_backend(probe.backends()[-1]):
+            walked()
 
     calls: dict[str, Callable[[], object]] = {
         "bitsandbytes": walk(weights, lambda each: product(x, each.packed, quant_state=each.state)),
-        "int8": walk(eight, int8_product),
+        "int8": int8_products,
     }
     if probe.triton_problem() is None:
         from treeeagle_edge.kernels.triton.matmul_4bit import matmul_4bit
