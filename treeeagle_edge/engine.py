@@ -14,7 +14,7 @@ from treeeagle_edge.costs import CostTable
 from treeeagle_edge.cuda_graphs import Capture, CudaCapture, Runs
 from treeeagle_edge.device.round import DeviceRound
 from treeeagle_edge.device.rounds import DeviceAnswer, DeviceRounds
-from treeeagle_edge.errors import InputError, UsageError
+from treeeagle_edge.errors import CannotRunError, InputError, UsageError
 from treeeagle_edge.host_rounds import AnswerRounds, HostRounds
 from treeeagle_edge.kernels.dispatch import TRITON, serving
 from treeeagle_edge.kv_pool import KVPool, PoolUsage
@@ -140,7 +140,8 @@ class Engine:
         end.
 
         Closing the iterator at any time keeps what was settled for the next prompt. `tree` overrides the
-        engine's shape. Raises InputError for an empty prompt or one that leaves no room in the context.
+        engine's shape. Raises InputError for an empty prompt or one that leaves no room in the context,
+        CannotRunError where the memory of a card runs out all the same.
         """
         shape = (tree or self.tree) if speculate and self.head else None
         if shape is not None:
@@ -158,6 +159,11 @@ class Engine:
                 last = rounds.next(last.next_token, limit - emitted)
                 emitted, clean = emitted + len(last.ids), True
                 yield last
+        except torch.OutOfMemoryError as error:
+            raise CannotRunError(
+                f"the memory of {self.target.device} ran out while answering",
+                "close what else uses the card, or start with a shorter --context",
+            ) from error
         finally:
             rounds.close(clean=clean)
 

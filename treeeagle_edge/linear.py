@@ -203,7 +203,13 @@ def check_bits(bits: int, device: torch.device) -> None:
             f"PyTorch {torch.__version__} has no int8 product for the CPU", "update torch, or use --bits 16"
         )
     if bits == 4 or (bits == 8 and device.type == "cuda"):
-        bitsandbytes_module()
+        module = bitsandbytes_module()
+        if device.type == "cuda" and not module.cextension.lib.compiled_with_cuda:
+            raise CannotRunError(
+                f"bitsandbytes {module.__version__} has no library that loads for the CUDA {torch.version.cuda} of "
+                "PyTorch",
+                "python -m bitsandbytes says why; install it again, or use --bits 16",
+            )
 
 
 def bitsandbytes_module() -> ModuleType:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import torch
 from treeeagle_edge.checkpoint.opening import open_checkpoint
 from treeeagle_edge.costs import load_table, save_table
 from treeeagle_edge.engine import Engine
+from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.generation_defaults import GenerationDefaults
 from treeeagle_edge.hardware import Hardware, detect
 from treeeagle_edge.kernel_shapes import head_shape, target_shape
@@ -19,7 +22,7 @@ from treeeagle_edge.kernels.trial import choose_kernels
 from treeeagle_edge.kernels.trial_cases import ModelShape
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
 from treeeagle_edge.paths import cache_dir
-from treeeagle_edge.plan import MemoryPlan
+from treeeagle_edge.plan import MemoryPlan, format_gb
 from treeeagle_edge.planned_models import Progress, head_path_of, load_models, plan_and_fetch
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.run_plan import RunPlan, pick_profile
@@ -51,8 +54,8 @@ class Runtime:
 def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> Runtime:
     """Plan, check that the plan fits, then load. `progress` gets one line a step.
 
-    Raises InputError for files that cannot be read, CannotRunError where the plan does not fit, UsageError
-    for options that contradict each other.
+    Raises InputError for files that cannot be read, CannotRunError where the plan does not fit or a card has less room
+    than it said, UsageError for options that contradict each other.
     """
     say = progress or (lambda line: None)
     hardware = detect(settings.device)
@@ -65,21 +68,22 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
     # a head named by the profile or the person is fetched; one that merely suits the model is used if it is here
     fetch = settings.head is not None or settings.model is None
     head_path = head_path_of(plan, fetch=fetch, say=say)
-    target, head = load_models(plan, checkpoint, threads, head_path)
-    if plan.backend.native:
-        # PyTorch's threads wait for their next operation with open eyes, on the cores that the passes need: answers
-        # that are sampled took 1.4 times as long. What is left to PyTorch is small
-        torch.set_num_threads(1)
-    # before what passes cost is measured
-    slower = choose_kernels(
-        torch.device(plan.device),
-        _kernel_shapes(plan, target, head),
-        plain=settings.kernels == "torch",
-        others=[torch.device(device) for device in plan.devices[1:]],
-    )
-    engine = _build_engine(
-        plan, target, head, exact=settings.exact, cache=_costs_path(plan, hardware, threads)
-    )
+    with _memory_of(plan):
+        target, head = load_models(plan, checkpoint, threads, head_path)
+        if plan.backend.native:
+            # PyTorch's threads wait for their next operation with open eyes, on the cores that the passes need: answers
+            # that are sampled took 1.4 times as long. What is left to PyTorch is small
+            torch.set_num_threads(1)
+        # before what passes cost is measured
+        slower = choose_kernels(
+            torch.device(plan.device),
+            _kernel_shapes(plan, target, head),
+            plain=settings.kernels == "torch",
+            others=[torch.device(device) for device in plan.devices[1:]],
+        )
+        engine = _build_engine(
+            plan, target, head, exact=settings.exact, cache=_costs_path(plan, hardware, threads)
+        )
     notes = [*hardware.notes, *slower, *engine.notes]
     notes += [
         f"{note.text}; {note.hint}" for note in (plan.note, plan.rotation, plan.split) if note is not None
@@ -105,6 +109,19 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
         notes=tuple(notes),
         other_devices=plan.devices[1:],
     )
+
+
+@contextmanager
+def _memory_of(plan: RunPlan) -> Iterator[None]:
+    """Says in a sentence that a card has less room than it had when the plan was made."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise CannotRunError(
+            f"the memory of {' and '.join(plan.devices)} ran out while loading; "
+            f"{format_gb(plan.memory.budget)} were free when the plan was made",
+            "close what else uses the card, give a shorter --context, or fewer --bits",
+        ) from error
 
 
 def _build_engine(
