@@ -69,6 +69,8 @@ class CudaCapture:
                     raise
         except Exception as error:  # the end of a broken capture only says that something before it failed
             raise cause or error from None
+        finally:
+            cause = None  # its traceback holds this frame: in a circle, tensors of the work would live on
 
 
 class Runs:
