@@ -74,6 +74,8 @@ def load_runtime(settings: RunSettings, *, progress: Progress | None = None) -> 
             # PyTorch's threads wait for their next operation with open eyes, on the cores that the passes need: answers
             # that are sampled took 1.4 times as long. What is left to PyTorch is small
             torch.set_num_threads(1)
+        if plan.device.startswith("cuda"):
+            say("trying kernels and capturing rounds; the first start compiles them, which may take a minute")
         # before what passes cost is measured
         slower = choose_kernels(
             torch.device(plan.device),
