@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from treeeagle_edge.errors import CannotRunError, UsageError
-from treeeagle_edge.kernels import reference, reference_exact, reference_layers, reference_noise
+from treeeagle_edge.kernels import (
+    reference,
+    reference_exact,
+    reference_int8,
+    reference_layers,
+    reference_noise,
+)
 from treeeagle_edge.kernels.triton import availability
 from treeeagle_edge.kernels.triton import reference as reference_packed
 from treeeagle_edge.kernels.triton.operands import HeadNorm, Pool, Rotation
@@ -62,6 +68,10 @@ class _Dispatcher:
             "matmul_4bit": {
                 "reference": reference_packed.matmul_4bit,
                 TRITON: _triton("matmul_4bit", "matmul_4bit"),
+            },
+            "int8_product": {
+                "reference": reference_int8.int8_product,
+                TRITON: _triton("int8_rows", "int8_product"),
             },
         }
         self.name = "reference"
@@ -135,15 +145,21 @@ def use_backend(name: str) -> Iterator[None]:
         _dispatcher.name = before
 
 
-def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView | BatchView) -> Tensor:
-    """[M, heads, head_dim], in the dtype of `query`: what each query row reads through `view`.
+def attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    view: AttentionView | BatchView,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """[M, heads, head_dim], in `dtype` or else that of `query`: what each query row reads through `view`.
 
     query: [M, heads, head_dim]; keys, values: [slots, kv_heads, head_dim] of one layer. See `reference.attention`.
     """
     # only the reference takes one: it is for making training data, not for answers
     if isinstance(view, BatchView):
-        return reference.attention(query, keys, values, view)
-    return _dispatcher.chosen("attention")(query, keys, values, view)
+        return reference.attention(query, keys, values, view, dtype)
+    return _dispatcher.chosen("attention")(query, keys, values, view, dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -194,3 +210,8 @@ def matmul_4bit(
     Callers ask `serving` first: where that says "reference", the product of bitsandbytes is faster than this one.
     """
     return _dispatcher.chosen("matmul_4bit")(x, packed, absmax, code, bias)
+
+
+def int8_product(x: Tensor, codes: Tensor, absmax: Tensor, bias: Tensor | None = None) -> Tensor:
+    """[M, out]: rows times an int8 weight. See `reference_int8.int8_product`; bitsandbytes must be imported."""
+    return _dispatcher.chosen("int8_product")(x, codes, absmax, bias)

@@ -10,18 +10,25 @@ from treeeagle_edge.kernels.view import AttentionView, BatchView
 from treeeagle_edge.limits import ATTENTION_SCORES
 
 
-def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView | BatchView) -> Tensor:
+def attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    view: AttentionView | BatchView,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     """softmax(Q K^T / sqrt(head_dim)) V for the query rows of one pass, read through `view`.
 
     query: [M, heads, head_dim], any floating dtype; keys, values: [slots, kv_heads, head_dim], of one layer; query
-    head h reads KV head h // (heads / kv_heads). Returns [M, heads, head_dim] in the dtype of `query`.
+    head h reads KV head h // (heads / kv_heads). Returns [M, heads, head_dim] in `dtype`, that of `query` where None.
 
     Q is scaled before the product and everything is accumulated in fp32, so that large Q and K cannot overflow a
     16-bit range. K and V are never repeated for grouped heads. What a row may not read never reaches it, not even as
     0 x NaN: a node whose numbers are not finite spoils only itself and its descendants.
     """
+    dtype = dtype or query.dtype
     if isinstance(view, BatchView):
-        return _attend_each(query, keys, values, view)
+        return _attend_each(query, keys, values, view).to(dtype)
     scaled = query.float() * query.shape[-1] ** -0.5
     k, v = view.read(keys).float(), view.read(values).float()
     hidden = None if view.is_open else view.hidden
@@ -33,12 +40,12 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView |
     rows, heads = query.shape[0], query.shape[1]
     step = max(1, ATTENTION_SCORES // (heads * k.shape[0]))
     if rows <= step:
-        return _attend(scaled, k, v, hidden).to(query.dtype)
+        return _attend(scaled, k, v, hidden).to(dtype)
     blocks = [
         _attend(scaled[i : i + step], k, v, None if hidden is None else hidden[i : i + step])
         for i in range(0, rows, step)
     ]
-    return torch.cat(blocks).to(query.dtype)
+    return torch.cat(blocks).to(dtype)
 
 
 def _attend(scaled: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
@@ -63,4 +70,4 @@ def _attend_each(query: Tensor, keys: Tensor, values: Tensor, view: BatchView) -
     mixed = F.scaled_dot_product_attention(
         query[:, :, None].to(k.dtype), k, v, attn_mask=view.readable[:, None, None], enable_gqa=True
     )
-    return mixed[:, :, 0].to(query.dtype)
+    return mixed[:, :, 0]

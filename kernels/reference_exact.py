@@ -17,10 +17,12 @@ from treeeagle_edge.kernels.view import AttentionView
 BLOCK = 64  # keys a step
 
 
-def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView) -> Tensor:
+def attention(
+    query: Tensor, keys: Tensor, values: Tensor, view: AttentionView, dtype: torch.dtype | None = None
+) -> Tensor:
     """Same contract as `reference.attention`; equal bits for a row wherever its ancestors sit, for a given M.
 
-    query: [M, heads, head_dim]; keys, values: [slots, kv_heads, head_dim]; the result is like `query`.
+    query: [M, heads, head_dim]; keys, values: [slots, kv_heads, head_dim]; the result is like `query`, in `dtype`.
     """
     rows, heads, dim = query.shape
     kv_heads = keys.shape[1]
@@ -44,7 +46,7 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, view: AttentionView) 
         added = torch.bmm(weights.view(rows * kv_heads, group, BLOCK), v)
         mixed = mixed * shrink + added.view(rows, kv_heads, group, dim)
         highest = raised
-    return (mixed / total).view(rows, heads, dim).to(query.dtype)
+    return (mixed / total).view(rows, heads, dim).to(dtype or query.dtype)
 
 
 def _by_head(gathered: Tensor, rows: int) -> Tensor:

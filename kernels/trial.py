@@ -22,6 +22,7 @@ NAMES = {  # of operations, for a person
     "silu_gate": "SiLU gate",
     "random_words": "random words",
     "matmul_4bit": "4-bit product",
+    "int8_product": "int8 product",
 }
 
 

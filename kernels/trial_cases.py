@@ -13,7 +13,7 @@ from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE, MAX_ROWS, HeadNor
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.tree import DraftTree
 
-_PREFIX, _SLOTS = 40, 64
+_PREFIX, _SLOTS = 300, 320  # enough for three splits of Triton's attention
 _TREE = DraftTree((1, 2, 3, 4, 5, 6), (-1, 0, 0, 1, 1, 3), (0, 1, 1, 2, 2, 3), (0.0,) * 6)
 _ROWS = len(_TREE)
 _CHANNELS = 80  # of the 4-bit product: two tiles and a half
@@ -35,6 +35,7 @@ class ModelShape:
     stream: torch.dtype = torch.float32  # of the residual stream, the weights of norms, and rotated queries
     head_norm: bool = False  # whether query and key heads are normalised
     packed: bool = False  # whether matrices are held at 4 bits
+    int8: bool = False  # or at 8
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Case:
 
 @dataclass(frozen=True)
 class SmallTree:
-    """Arguments of one attention call: a tree of six rows after forty tokens, in scattered slots."""
+    """Arguments of one attention call: a tree of six rows after three hundred tokens, in scattered slots."""
 
     query: Tensor  # [6, heads, head_dim] float32
     keys: Tensor  # [slots, kv_heads, head_dim]
@@ -69,7 +70,8 @@ class SmallTree:
 
         def call() -> tuple[Tensor, ...]:
             views = self.view, replace(part)  # a view caches what is made from it; a copy begins anew
-            return tuple(dispatch.attention(self.query, self.keys, self.values, view) for view in views)
+            tensors, dtype = (self.query, self.keys, self.values), self.keys.dtype
+            return tuple(dispatch.attention(*tensors, view, dtype) for view in views)
 
         return Case("attention", device, self.keys.dtype, call)
 
@@ -99,6 +101,8 @@ def cases(device: torch.device, shape: ModelShape) -> Iterator[Case]:
     yield _words(device)
     if shape.packed and shape.hidden % BLOCK_SIZE == 0:
         yield _product(device, shape)
+    if shape.int8:
+        yield _int8_product(device, shape)
 
 
 def _norms(device: torch.device, shape: ModelShape) -> Iterator[Case]:
@@ -154,6 +158,22 @@ def _product(device: torch.device, shape: ModelShape) -> Case:
     code = torch.linspace(-1, 1, 16, device=device)
     x = _normal((MAX_ROWS, shape.hidden), 9, device, shape.dtype)
     return Case("matmul_4bit", device, shape.dtype, lambda: (dispatch.matmul_4bit(x, packed, absmax, code),))
+
+
+def _int8_product(device: torch.device, shape: ModelShape) -> Case:
+    """Activations with an outlier, as quantised models have them, and a bias."""
+    generator = torch.Generator().manual_seed(10)
+    codes = torch.randint(-127, 128, (_CHANNELS, shape.hidden), dtype=torch.int8, generator=generator)
+    codes, absmax = codes.to(device), torch.rand(_CHANNELS, generator=generator).to(device) + 0.1
+    x, bias = (_normal(size, 12, device, shape.dtype) for size in ((_ROWS, shape.hidden), (_CHANNELS,)))
+    x[1, 3] = 100.0
+
+    def call() -> tuple[Tensor, ...]:
+        import bitsandbytes  # noqa: F401  registers the product of integers
+
+        return (dispatch.int8_product(x, codes, absmax, bias),)
+
+    return Case("int8_product", device, shape.dtype, call)
 
 
 def _normal(size: tuple[int, ...], seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -15,17 +15,18 @@ from treeeagle_edge.costs import CostTable
 from treeeagle_edge.cuda_graphs import Capture, CudaCapture, Runs
 from treeeagle_edge.device.round import DeviceRound
 from treeeagle_edge.device.rounds import DeviceAnswer, DeviceRounds
-from treeeagle_edge.errors import InputError, UsageError
+from treeeagle_edge.errors import CannotRunError, InputError, UsageError
 from treeeagle_edge.host_rounds import AnswerRounds, HostRounds
 from treeeagle_edge.kernels.dispatch import TRITON, serving
 from treeeagle_edge.kv_pool import KVPool, PoolUsage
-from treeeagle_edge.limits import MAX_EXPANSIONS
+from treeeagle_edge.limits import CAPTURED_KINDS, MAX_EXPANSIONS
 from treeeagle_edge.model_protocols import ChoosingTarget, DraftHead, TargetModel
 from treeeagle_edge.passes import Passes
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling import Sampler, choose_token
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.sequence import LiveSequence
+from treeeagle_edge.shape_choice import shapes_within
 from treeeagle_edge.target import exact_rows
 
 _TRIAL_TOKENS = 48  # of the made-up prompt on which rounds are captured and timed
@@ -155,7 +156,7 @@ class Engine:
         """See `TokenEngine.generate`. An answer ends at a stop id, at max_tokens, or at the end of the context.
 
         What was settled is kept for the next prompt. Raises InputError for an empty prompt or one that leaves no room
-        in the context, UsageError for a `tree` that does not fit.
+        in the context, UsageError for a `tree` that does not fit, CannotRunError where a card's memory runs out.
         """
         shape = (tree or self.tree) if speculate and self.speculates else None
         if self.head is None and shape is not None and not may_look_up(self.target, shape):
@@ -178,6 +179,11 @@ class Engine:
                     last = rounds.next(last.next_token, limit - emitted)
                 emitted, clean = emitted + len(last.ids), True
                 yield last
+        except torch.OutOfMemoryError as error:
+            raise CannotRunError(
+                f"the memory of {self.target.device} ran out while answering",
+                "close what else uses the card, or start with a shorter --context",
+            ) from error
         finally:
             with self._turn:
                 rounds.close(clean=clean)
@@ -245,7 +251,9 @@ class Engine:
         capture = (CudaCapture(device) if graphs else None) if isinstance(graphs, bool) else graphs
         scratch = torch.arange(slots, slots + MAX_EXPANSIONS, device=device)
         round_ = DeviceRound(self.target, self.head, self._passes.store, scratch, context=self.context)
-        return DeviceRounds(self._passes, round_, Runs(capture, device), self.tree)
+        shapes = () if self.tree is None else shapes_within(self.tree) if self.tree.adaptive else (self.tree,)
+        runs = Runs(capture, device, CAPTURED_KINDS * (len(shapes) + 1))  # and plain decoding
+        return DeviceRounds(self._passes, round_, runs, self.tree)
 
     def _try_shapes(self) -> None:
         """Before the first answer: capture and time every shape that a round may have, on a made-up prompt."""

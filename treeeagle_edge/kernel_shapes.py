@@ -9,8 +9,8 @@ from treeeagle_edge.kernels.trial_cases import ModelShape
 from treeeagle_edge.model_config import ModelConfig
 
 
-def target_shape(config: ModelConfig, dtype: torch.dtype, bits: int) -> ModelShape:
-    """Of a target whose layers have `bits` and compute in `dtype`; its residual stream is fp32."""
+def target_shape(config: ModelConfig, dtype: torch.dtype, *bits: int) -> ModelShape:
+    """Of a target whose layers and lm_head have `bits` and compute in `dtype`; its residual stream is fp32."""
     return ModelShape(
         config.num_heads,
         config.num_kv_heads,
@@ -19,7 +19,8 @@ def target_shape(config: ModelConfig, dtype: torch.dtype, bits: int) -> ModelSha
         config.intermediate_size,
         dtype,
         head_norm=config.qk_norm,
-        packed=bits == 4,
+        packed=4 in bits,
+        int8=8 in bits,
     )
 
 
@@ -34,4 +35,5 @@ def head_shape(config: HeadConfig, dtype: torch.dtype, bits: int) -> ModelShape:
         dtype,
         stream=dtype,
         packed=bits == 4,
+        int8=bits == 8,
     )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 PREFILL_CHUNK = 256  # rows of a prompt in one target pass: bounds the workspace, however long the prompt is
+# features that wait on the device for their head rows: those of plain rounds, and of one round with a tree
+FEATURES_KEPT = 128
+CAPTURED_KINDS = 2  # ways to choose tokens whose graphs are kept: greedy, and the sampling that is asked for
 # rows of the head's KV for drafted nodes, never committed: bounds (depth - 1) * branching
 MAX_EXPANSIONS = 512
 # scores that plain attention computes at a time; more where a single row has more

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.int8_rows import int8_product, quantise_rows
+from treeeagle_edge.int8_rows import quantise_rows
 from treeeagle_edge.kernels import dispatch
 from treeeagle_edge.kernels.triton.fallback import installed_rule, reads_less_than_bitsandbytes
 from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE
@@ -116,8 +116,8 @@ class PackedLinear:
             out_size, _ = self.state.shape
             if reads_less_than_bitsandbytes(x, out_size, self._rule):
                 return dispatch.matmul_4bit(x, self.weight, self.state.absmax, self.state.code, self.bias)
-        y = self._product(x, self.weight, quant_state=self.state)
-        return y if self.bias is None else y.add_(self.bias)
+        y: Tensor = self._product(x, self.weight, quant_state=self.state, bias=self.bias)
+        return y
 
 
 class Nf4Linear(PackedLinear):
@@ -154,7 +154,7 @@ class Nf4Linear(PackedLinear):
 
 
 class CudaInt8Linear:
-    """int8 weights with an fp32 scale an output channel, activations in two codes: see `int8_rows`."""
+    """int8 weights with an fp32 scale an output channel, activations in two codes: see `kernels.reference_int8`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device, dtype: torch.dtype) -> None:
         """Quantise weight [out, in] while it moves to `device`; products run in `dtype`."""
@@ -169,8 +169,7 @@ class CudaInt8Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[M, in] -> [M, out] in the dtype of x."""
-        y = int8_product(x, self.weight, self.absmax)
-        return y if self.bias is None else y.add_(self.bias)
+        return dispatch.int8_product(x, self.weight, self.absmax, self.bias)
 
 
 def make_linear(
@@ -204,7 +203,13 @@ def check_bits(bits: int, device: torch.device) -> None:
             f"PyTorch {torch.__version__} has no int8 product for the CPU", "update torch, or use --bits 16"
         )
     if bits == 4 or (bits == 8 and device.type == "cuda"):
-        bitsandbytes_module()
+        module = bitsandbytes_module()
+        if device.type == "cuda" and not module.cextension.lib.compiled_with_cuda:
+            raise CannotRunError(
+                f"bitsandbytes {module.__version__} has no library that loads for the CUDA {torch.version.cuda} of "
+                "PyTorch",
+                "python -m bitsandbytes says why; install it again, or use --bits 16",
+            )
 
 
 def bitsandbytes_module() -> ModuleType:

@@ -24,6 +24,7 @@ from treeeagle_edge.plan_bytes import (
     slot_bytes,
     workspace_bytes,
 )
+from treeeagle_edge.plan_graphs import graph_bytes
 from treeeagle_edge.plan_split import Card, CardShare
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.units import format_size as format_size  # `treeeagle pull` takes it from here
@@ -101,13 +102,15 @@ def plan_memory(
     threads: int = _NATIVE_THREADS,
     head_bits: int | None = None,
     lm_head_bits: int | None = None,
+    exact: bool = False,
     cards: Sequence[Card] = (),
 ) -> MemoryPlan:
     """Plan a run of `model` with `head` (None: plain decoding) from shapes alone.
 
     bits: 4, 8, 16 or 32. context: tokens. reserve, budget: bytes. device: "cpu", "cuda" or "cuda:N". native: whether
-    the native kernels run it, with `threads` threads. head_bits, lm_head_bits: as `choose_widths` takes them. cards:
-    the cards that layers are split over; their free memory then replaces `budget`.
+    the native kernels run it, with `threads` threads. head_bits, lm_head_bits: as `choose_widths` takes them. exact:
+    exact mode, in which the host directs the rounds. cards: the cards that layers are split over; their free memory
+    then replaces `budget`.
 
     Raises UsageError for a width or a context out of range. A plan over budget is returned with `fits` False.
     """
@@ -119,7 +122,8 @@ def plan_memory(
         )
     asked = head_bits if head is not None else None
     widths = choose_widths(bits, device, native=native, head=asked, lm_head=lm_head_bits)
-    run = _Run(model, head, widths, tree, reserve, device, threads if native else 0, tuple(cards))
+    graphs = device.startswith("cuda") and not exact and not cards
+    run = _Run(model, head, widths, tree, reserve, device, threads if native else 0, graphs, tuple(cards))
     budget = sum(card.free for card in cards) if cards else budget
     slots, longest = plan_slots(context, tree), run.longest_context(budget)
     return MemoryPlan(run.lines(context), budget, context, slots, longest, widths, run.shares(context))
@@ -136,6 +140,7 @@ class _Run:
     reserve: int
     device: str
     threads: int  # of the native kernels, 0 where PyTorch's run
+    graphs: bool  # whether rounds may stay on the device
     cards: tuple[Card, ...] = ()  # that layers are split over
 
     def lines(self, context: int) -> tuple[PlanLine, ...]:
@@ -163,6 +168,9 @@ class _Run:
         lines.append(PlanLine(f"KV, {slots:,} slots", pool_bytes(model, head, widths, slots), tail))
         workspace = self._workspace(slots) + others * self._layer_workspace(slots)
         lines.append(PlanLine("workspace", workspace, f"chunks of {PREFILL_CHUNK} rows"))
+        if self.graphs:
+            held = graph_bytes(model, head, widths, tree, self.device)
+            lines.append(PlanLine("CUDA graphs", held, "rounds on the device, greedy and sampled"))
         system = "desktop and driver" if self.device.startswith("cuda") else "the program and the desktop"
         if others:
             system += ", on each card"
@@ -196,11 +204,7 @@ class _Run:
         return low
 
     def _head_kind(self) -> str:
-        if self.threads:
-            return f"{self.widths.head}-bit blocks"
-        if self.widths.head == 16:
-            return "fp16" if self.device.startswith("cuda") else "bf16"
-        return _WEIGHT_NAMES[self.widths.head]
+        return f"{self.widths.head}-bit blocks" if self.threads else _WEIGHT_NAMES[self.widths.head]
 
     def _output_note(self) -> str:
         """The size of the vocabulary, and the width of lm_head where it is not the usual one."""

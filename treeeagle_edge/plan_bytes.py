@@ -17,8 +17,9 @@ from treeeagle_edge.widths import Widths
 _NF4_BLOCK = 64  # weights that share one fp32 scale
 _LIVE_LOGIT_COPIES = 4  # raw, processed, log-probabilities, noise
 _LIVE_SCORE_COPIES = 2  # attention scores and their softmax
-# The int8 product of CUDA (see `int8_rows`), bytes alive at once: for each number that goes in, its levels twice in
-# fp32 and its two codes; for each number that comes out, two sums in int32, their total in fp32, and the result.
+# The int8 product of CUDA (see `kernels.reference_int8`), bytes alive at once: for each number that goes in, its levels
+# twice in fp32 and its two codes; for each number that comes out, two sums in int32, their total in fp32, and the
+# result.
 _INT8_SPLIT, _INT8_CODES, _INT8_SUMS = 10, 2, 14
 
 
@@ -128,10 +129,11 @@ def step_bytes(model: ModelConfig, widths: Widths, *, native: bool = False) -> i
 
 def logit_bytes(model: ModelConfig, tree: TreeShape | None) -> int:
     """Bytes of the logits of a tree's rows and of what sampling makes of them."""
-    return _LIVE_LOGIT_COPIES * _verify_rows(tree) * model.vocab_size * 4
+    return _LIVE_LOGIT_COPIES * verify_rows(tree) * model.vocab_size * 4
 
 
-def _verify_rows(tree: TreeShape | None) -> int:
+def verify_rows(tree: TreeShape | None) -> int:
+    """Rows of the widest verify pass, the root included."""
     return tree.nodes + 1 if tree is not None else 1
 
 
@@ -147,8 +149,19 @@ def workspace_bytes(
     """The most bytes alive at once during a PyTorch pass over a prefill chunk, or over a tree with its logits.
 
     Attention gathers K and V of one layer, once as stored and once in fp32, and computes scores in fp32 by blocks.
+    In its place a product may have unpacked its 4-bit weight: bitsandbytes does for a chunk of a prompt.
     """
-    rows = max(PREFILL_CHUNK + 1, _verify_rows(tree))
+    rows = max(PREFILL_CHUNK + 1, verify_rows(tree))
+    kv = model.num_kv_heads * model.head_dim
+    scores = _LIVE_SCORE_COPIES * max(ATTENTION_SCORES, model.num_heads * slots) * 4
+    mask = rows * slots * 4
+    gathered = 2 * slots * kv * (compute_bytes(widths.layers) + 4)
+    widest = max(scores + gathered, unpacked_bytes(model, head, widths))
+    return rows * row_bytes(model, head, widths, device) + widest + mask + logit_bytes(model, tree)
+
+
+def row_bytes(model: ModelConfig, head: HeadConfig | None, widths: Widths, device: str) -> int:
+    """Bytes alive for each row of a pass, without attention and logits."""
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     element = compute_bytes(widths.layers)
     row = model.hidden_size * (2 * 4 + 2 * element)  # residual stream and a branch in fp32, normalised copies
@@ -158,23 +171,33 @@ def workspace_bytes(
         row += 2 * head.num_taps * head.target_hidden_size * compute_bytes(widths.head)
     if device.startswith("cuda"):
         row += _int8_row_bytes(model, head, widths)
-    scores = _LIVE_SCORE_COPIES * max(ATTENTION_SCORES, model.num_heads * slots) * 4
-    mask = rows * slots * 4
-    gathered = 2 * slots * kv * (element + 4)
-    return rows * row + scores + mask + gathered + logit_bytes(model, tree)
+    return row
+
+
+def unpacked_bytes(model: ModelConfig, head: HeadConfig | None, widths: Widths) -> int:
+    """Bytes of the largest 4-bit weight as a 16-bit float; 0 where there is none."""
+    return max((2 * rows * columns for rows, columns in _products(model, head, widths, 4)), default=0)
 
 
 def _int8_row_bytes(model: ModelConfig, head: HeadConfig | None, widths: Widths) -> int:
     """Bytes that CUDA's int8 product holds for a row of the widest matrices; lm_head's count with the logits."""
-    products: list[tuple[int, int]] = []
-    if widths.layers == 8:
-        products += _joined(model.linear_shapes.values())
-    if head is not None and widths.head == 8:
-        fc, *layer, _ = head.matrices.values()
-        products += [fc, *_joined(layer)]
+    products = _products(model, head, widths, 8)
     split = (_INT8_SPLIT * columns for _, columns in products)
     sums = (_INT8_CODES * columns + _INT8_SUMS * rows for rows, columns in products)
     return max((*split, *sums), default=0)
+
+
+def _products(
+    model: ModelConfig, head: HeadConfig | None, widths: Widths, bits: int
+) -> list[tuple[int, int]]:
+    """(out, in) of the products with weights of `bits` in the layers of model and head."""
+    products: list[tuple[int, int]] = []
+    if widths.layers == bits:
+        products += _joined(model.linear_shapes.values())
+    if head is not None and widths.head == bits:
+        fc, *layer, _ = head.matrices.values()
+        products += [fc, *_joined(layer)]
+    return products
 
 
 def _joined(layer: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

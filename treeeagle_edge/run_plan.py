@@ -103,6 +103,7 @@ def plan_run(
             threads=settings.threads or hardware.cpu.cores,
             head_bits=head_bits,
             lm_head_bits=lm_head_bits,
+            exact=settings.exact,
             cards=cards,
         )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import torch
 from treeeagle_edge.checkpoint.opening import open_checkpoint
 from treeeagle_edge.costs import load_table, save_table
 from treeeagle_edge.engine import Engine
+from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.generation_defaults import GenerationDefaults
 from treeeagle_edge.hardware import Hardware, detect
 from treeeagle_edge.heap import give_back_freed
@@ -27,6 +30,7 @@ from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.run_plan import RunPlan, pick_profile
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.tokenizer.codec import Tokenizer, load_tokenizer
+from treeeagle_edge.units import format_gb
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ class Runtime:
 def load_runtime(settings: RunSettings, *, progress: Progress = silent) -> Runtime:
     """Plan, check that the plan fits, then load.
 
-    Raises InputError for files that cannot be read, CannotRunError where the plan does not fit, UsageError
-    for options that contradict each other.
+    Raises InputError for files that cannot be read, CannotRunError where the plan does not fit or a card has less room
+    than it said, UsageError for options that contradict each other.
     """
     hardware = detect(settings.device)
     profile = pick_profile(settings, hardware)
@@ -67,26 +71,31 @@ def load_runtime(settings: RunSettings, *, progress: Progress = silent) -> Runti
     # a head that the person or the profile names is fetched; one that only suits the model is used if it is here
     fetch = settings.head is not None or settings.model is None
     head_path = head_path_of(plan, fetch=fetch, progress=progress)
-    target, head = load_models(plan, checkpoint, threads, head_path)
-    give_back_freed()  # before the pool is taken
-    if plan.backend.native:
-        # PyTorch's idle threads would spin on the cores that native passes need: sampled answers took 1.4 times as
-        # long. PyTorch has little to compute here.
-        torch.set_num_threads(1)
-    # must come before the costs of passes are measured, which depend on the kernels
-    slower = choose_kernels(
-        torch.device(plan.device),
-        _kernel_shapes(plan, target, head),
-        plain=settings.kernels == "torch",
-        others=[torch.device(device) for device in plan.devices[1:]],
-    )
-    engine = _build_engine(
-        plan,
-        target,
-        head,
-        exact=settings.exact,
-        cache=_costs_path(plan, hardware, threads, drafts=head is not None),
-    )
+    with _memory_of(plan):
+        target, head = load_models(plan, checkpoint, threads, head_path)
+        give_back_freed()  # before the pool is taken
+        if plan.backend.native:
+            # PyTorch's idle threads would spin on the cores that native passes need: sampled answers took 1.4 times as
+            # long. PyTorch has little to compute here.
+            torch.set_num_threads(1)
+        if plan.device.startswith("cuda"):
+            progress(
+                "trying kernels and capturing rounds; the first start compiles them, which may take a minute"
+            )
+        # must come before the costs of passes are measured, which depend on the kernels
+        slower = choose_kernels(
+            torch.device(plan.device),
+            _kernel_shapes(plan, target, head),
+            plain=settings.kernels == "torch",
+            others=[torch.device(device) for device in plan.devices[1:]],
+        )
+        engine = _build_engine(
+            plan,
+            target,
+            head,
+            exact=settings.exact,
+            cache=_costs_path(plan, hardware, threads, drafts=head is not None),
+        )
     notes = [*hardware.notes, *slower, *engine.notes]
     notes += [
         f"{note.text}; {note.hint}" for note in (plan.note, plan.rotation, plan.split) if note is not None
@@ -115,6 +124,19 @@ def load_runtime(settings: RunSettings, *, progress: Progress = silent) -> Runti
     )
 
 
+@contextmanager
+def _memory_of(plan: RunPlan) -> Iterator[None]:
+    """Says in a sentence that a card has less room than it had when the plan was made."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise CannotRunError(
+            f"the memory of {' and '.join(plan.devices)} ran out while loading; "
+            f"{format_gb(plan.memory.budget)} were free when the plan was made",
+            "close what else uses the card, give a shorter --context, or fewer --bits",
+        ) from error
+
+
 def _build_engine(
     plan: RunPlan, target: TargetModel, head: DraftHead | None, *, exact: bool, cache: Path
 ) -> Engine:
@@ -131,7 +153,7 @@ def _build_engine(
 
 def _kernel_shapes(plan: RunPlan, target: TargetModel, head: DraftHead | None) -> list[ModelShape]:
     """Shapes of the models that run on PyTorch's kernels: the shapes that GPU kernels are tried in."""
-    shapes = [target_shape(target.config, target.kv_dtype, plan.widths.layers)]
+    shapes = [target_shape(target.config, target.kv_dtype, plan.widths.layers, plan.widths.lm_head)]
     if head is not None:
         shapes.append(head_shape(head.config, head.store.keys.dtype, plan.widths.head))
     return shapes

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from treeeagle_edge.plan_bytes import head_bytes, slot_bytes, step_bytes
+from treeeagle_edge.plan_bytes import (
+    final_norm_bytes,
+    head_bytes,
+    layer_bytes,
+    output_bytes,
+    slot_bytes,
+    step_bytes,
+)
 from treeeagle_edge.run_plan import RunPlan
 
 # Tokens of context whose K and V the expected speed reads along with the weights.
@@ -42,10 +51,13 @@ class SpeedEstimate:
     verify_cost: float | None  # a pass over the tree against a pass over one row
 
 
-def estimate_speed(plan: RunPlan, bandwidth: float, *, verify_cost: float | None = None) -> SpeedEstimate:
+def estimate_speed(
+    plan: RunPlan, bandwidth: float, *, home: float | None = None, verify_cost: float | None = None
+) -> SpeedEstimate:
     """Expected speed of `plan` on memory of `bandwidth` GB/s.
 
-    `verify_cost`: measured cost of a pass over the tree's rows against one row; without it the table serves.
+    `home`: that of the card with the draft head, where layers lie on several; `verify_cost`: measured cost of a pass
+    over the tree's rows against one row; without it the table serves.
     A tree round costs depth passes of the head and one verify pass, and yields 1.8 to 3 tokens with a head that fits.
     """
     native = plan.backend.native
@@ -62,12 +74,25 @@ def estimate_speed(plan: RunPlan, bandwidth: float, *, verify_cost: float | None
     if tree is None or head is None:
         return SpeedEstimate(bandwidth, nbytes, 1 / ideal, (1 / slow, 1 / fast), None, None)
     cost = verify_cost if verify_cost is not None else table_verify_cost(kind, plan.bits, tree.nodes + 1)
-    draft_ideal = head_bytes(head, widths.head, native=native) / (bandwidth * 1e9)
+    draft_ideal = head_bytes(head, widths.head, native=native) / ((home or bandwidth) * 1e9)
     slow_draft = tree.depth * (draft_ideal / share[0] + 2 * overhead[1])
     fast_draft = tree.depth * (draft_ideal / share[1] + 2 * overhead[0])
     low, high = _TOKENS_PER_ROUND
     rounds = (low / (slow * cost + slow_draft), high / (fast * cost + fast_draft))
     return SpeedEstimate(bandwidth, nbytes, 1 / ideal, (1 / slow, 1 / fast), rounds, cost)
+
+
+def joint_bandwidth(plan: RunPlan, rates: Mapping[str, float]) -> float:
+    """GB/s at which a step reads its weights, from those of each device of the plan: cards work in turn, so the seconds
+    that each takes for its own part add up.
+    """
+    if len(plan.devices) == 1:
+        return rates[plan.device]
+    model, widths = plan.model.config, plan.widths
+    read: Counter[str] = Counter({plan.device: output_bytes(model, widths) + final_norm_bytes(model)})
+    for device, nbytes in zip(plan.layer_devices, layer_bytes(model, widths.layers), strict=True):
+        read[device] += nbytes
+    return read.total() / sum(nbytes / rates[device] for device, nbytes in read.items())
 
 
 def table_verify_cost(kind: str, bits: int, rows: int) -> float:

@@ -27,6 +27,7 @@ from treeeagle_edge.rope import RotaryTable
 from treeeagle_edge.target_places import current, layer_runs, moved, moved_view
 from treeeagle_edge.target_weights import LayerWeights, TargetWeights, load_weights
 
+_HAS_BF16 = (8, 0)  # compute capability of the first cards that have it
 _EXACT_MULTIPLE = 8  # rows: with multiples of 8 every product here treats all row positions alike (measured)
 
 
@@ -183,8 +184,8 @@ class Target(TensorTarget):
         norm = None if layer.qk_norm is None else HeadNorm(layer.qk_norm, config.rms_norm_eps)
         # queries stay in float32 up to the scores
         query = rotate_and_write(qkv, rows.rotation, rows.slots, pool, torch.float32, norm)
-        mixed = attention(query, pool.keys, pool.values, rows.view)
-        return layer.output(mixed.reshape(len(hidden), -1).to(self.dtype))
+        mixed = attention(query, pool.keys, pool.values, rows.view, self.dtype)
+        return layer.output(mixed.reshape(len(hidden), -1))
 
     def _add(self, x: Tensor, branch: Tensor, norm: Tensor) -> Tensor:
         """Add a branch to the residual stream `x` in place; returns what the next one reads, its norm."""
@@ -204,11 +205,7 @@ def compute_dtype(bits: int, device: torch.device, family: str) -> torch.dtype:
     """
     if bits == 32:
         return torch.float32
-    if (
-        device.type == "cuda"
-        and family != "qwen2"
-        and not torch.cuda.is_bf16_supported(including_emulation=False)
-    ):
+    if device.type == "cuda" and family != "qwen2" and torch.cuda.get_device_capability(device) < _HAS_BF16:
         return torch.float16
     return torch.bfloat16
 
@@ -247,8 +244,5 @@ def load_target(
 
 def _common_dtype(bits: int, devices: Iterable[torch.device], family: str) -> torch.dtype:
     """The `compute_dtype` that all `devices` have: fp16 where one of them lacks bf16."""
-    found = set()
-    for device in devices:
-        with current(device):
-            found.add(compute_dtype(bits, device, family))
+    found = {compute_dtype(bits, device, family) for device in devices}
     return found.pop() if len(found) == 1 else torch.float16

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from treeeagle_edge.checkpoint.bnb import Stored4bit, StoredInt8, StoredMatrix
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.int8_rows import LARGEST, int8_product
+from treeeagle_edge.int8_rows import LARGEST
+from treeeagle_edge.kernels import dispatch
 from treeeagle_edge.linear import Linear, PackedLinear, bitsandbytes_module, make_linear
 
 
@@ -63,19 +64,15 @@ class StoredInt8Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[M, in] -> [M, out] in the dtype of x."""
-        y = self.product(x)
-        return y if self.bias is None else y.add_(self.bias)
-
-    def product(self, x: Tensor) -> Tensor:
-        """[M, in] -> [M, out] in the dtype of x, without the bias."""
         # the product's own scales are bf16 and would round the stored ones: it gets ones
         rows = x.to(torch.bfloat16)
         y = torch._weight_int8pack_mm(rows, self.weight, rows.new_ones(len(self.absmax)))
-        return y.float().mul_(self.absmax / LARGEST).to(x.dtype)
+        y = y.float().mul_(self.absmax / LARGEST).to(x.dtype)
+        return y if self.bias is None else y.add_(self.bias)
 
 
 class StoredInt8CudaLinear(StoredInt8Linear):
-    """The same with activations in two int8 codes: see `int8_rows`."""
+    """The same with activations in two int8 codes: see `kernels.reference_int8`."""
 
     def __init__(
         self, matrix: StoredInt8, bias: Tensor | None, device: torch.device, dtype: torch.dtype
@@ -84,9 +81,9 @@ class StoredInt8CudaLinear(StoredInt8Linear):
         bitsandbytes_module()  # registers the product of integers
         super().__init__(matrix, bias, device, dtype)
 
-    def product(self, x: Tensor) -> Tensor:
-        """[M, in] -> [M, out] in the dtype of x, without the bias."""
-        return int8_product(x, self.weight, self.absmax)
+    def __call__(self, x: Tensor) -> Tensor:
+        """[M, in] -> [M, out] in the dtype of x."""
+        return dispatch.int8_product(x, self.weight, self.absmax, self.bias)
 
 
 class JoinedLinear:

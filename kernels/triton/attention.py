@@ -21,8 +21,8 @@ from treeeagle_edge.kernels.view import AttentionView
 
 MAX_HEAD_DIM = 128
 MIN_TILE = 16  # the least that tensor cores multiply
-MAX_TILE = 256
-_CROWDED_TILE = 64  # where scales and a length of the device's take registers, too
+MAX_TILE = 128  # rows: the compiler spills beyond them
+_SCALED_TILE = 64  # where scales take registers, too
 _MIN_SPLIT = 128  # slots: a shorter split would write more than it reads
 _TABLE = "_ancestor_table"
 
@@ -45,7 +45,12 @@ class _Tile:
 
 
 def attention(
-    query: Tensor, keys: Tensor, values: Tensor, view: AttentionView, scales: KVScales | None = None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    view: AttentionView,
+    dtype: torch.dtype | None = None,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """Same contract as `reference.attention`, on CUDA; with `scales`, keys and values are int8.
 
@@ -59,7 +64,7 @@ def attention(
             "use reference",
         )
     table = ancestor_table(view)
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    out = torch.empty(query.shape, dtype=dtype or query.dtype, device=query.device)
     for launch in launches(query, keys, values, view, table, out, scales):
         launch.run()
     return out
@@ -83,8 +88,7 @@ def launches(
     group = heads // kv_heads
     assert heads == group * kv_heads
     width = _operand_width(query.dtype, keys.dtype)
-    crowded = scales is not None and view.length is not None
-    tile = choose_tile(rows * group, dim, width, _CROWDED_TILE if crowded else MAX_TILE)
+    tile = choose_tile(rows * group, width, MAX_TILE if scales is None else _SCALED_TILE)
     tiles = -(-rows * group // tile.rows)
     split_length = choose_split(length, tiles * kv_heads, processors(query.device), tile.slots)
     splits = -(-length // split_length)
@@ -193,14 +197,13 @@ def table_launch(view: AttentionView, table: AncestorTable) -> Launch:
     return Launch(ancestor_table_kernel, (rows,), arguments, num_warps=1)
 
 
-def choose_tile(rows: int, head_dim: int, dtype: torch.dtype, most: int = MAX_TILE) -> _Tile:
-    """A tile of the prefix for `rows` (nodes times grouped heads): all of them, as far as a block's registers reach.
-
-    The limits are those beyond which the compiler spills (`resources`).
+def choose_tile(rows: int, dtype: torch.dtype, most: int = MAX_TILE) -> _Tile:
+    """A tile of the prefix for `rows` (nodes times grouped heads): all of them, as far as a block's registers reach
+    (`resources`).
     """
     if dtype == torch.float32:  # no tensor cores: products of fp32 are exact to the last bits, and slow
         return _Tile(MIN_TILE, 16, 4)
-    tall = power_of_two(rows, MIN_TILE, min(most, MAX_TILE if head_dim <= 64 else 128))
+    tall = power_of_two(rows, MIN_TILE, most)
     return _Tile(tall, 32, 8 if tall >= 128 else 4)
 
 

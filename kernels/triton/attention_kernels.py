@@ -188,7 +188,7 @@ def ancestors_kernel(
     known_length: tl.tensor,  # as prefix_kernel has it
     partial: tl.tensor,  # as prefix_kernel left them
     peaks: tl.tensor,
-    out: tl.tensor,  # [M, heads, head_dim], in the dtype of query
+    out: tl.tensor,  # [M, heads, head_dim] of any floating dtype
     num_nodes: int,  # M
     table_width: int,
     splits: int,

@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
+import sysconfig
+from pathlib import Path
 
 import torch
 
@@ -12,6 +15,7 @@ from treeeagle_edge.errors import CannotRunError
 
 _LEAST_CAPABILITY = (8, 0)  # bf16 on tensor cores; Triton supports nothing older
 _COMPILERS = ("gcc", "clang")  # Triton builds a launcher in C for each kernel
+_MORE_HEADERS = ("CPATH", "C_INCLUDE_PATH")  # where compilers look, too
 
 
 def interpreting() -> bool:
@@ -42,4 +46,19 @@ def problem() -> CannotRunError | None:
             "triton needs a C compiler, and there is neither gcc nor clang",
             "install one of them, or use reference",
         )
+    headers = _headers()
+    if not (headers / "Python.h").is_file() and not any(name in os.environ for name in _MORE_HEADERS):
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return CannotRunError(
+            f"triton needs Python's own headers, and there is no Python.h in {headers}",
+            f"install them (on Ubuntu: apt install python{version}-dev), or use reference",
+        )
     return None
+
+
+def _headers() -> Path:
+    """Where Triton's builds take the headers of this Python from."""
+    scheme = sysconfig.get_default_scheme()
+    # Debian's own scheme has them where the usual one has
+    paths = sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)
+    return Path(paths["include"])

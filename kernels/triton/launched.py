@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from treeeagle_edge.kernels.triton import attention, kv_write, matmul_4bit, noise, rowwise
+from treeeagle_edge.kernels.triton import attention, int8_rows, kv_write, matmul_4bit, noise, rowwise
 from treeeagle_edge.kernels.triton.launch import Launch
 from treeeagle_edge.kernels.triton.operands import HeadNorm, KVScales, Pool, Rotation
 from treeeagle_edge.kernels.view import AttentionView
@@ -17,13 +17,16 @@ _SLOTS, _PREFIX = 8192, 4096
 
 
 def launched() -> dict[str, Launch]:
-    """Name -> launch: every kernel, for one row, sixteen and sixty-four, in the types and head sizes in use."""
+    """Name -> launch: every kernel, for one row, sixteen and sixty-four, in the types and head sizes in use.
+
+    A target keeps its queries in fp32, a head in the type of its pool.
+    """
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     found: dict[str, Launch] = {}
     for rows in (1, 16, 64):
         found |= _attention(rows, _DEMO, bf16) | _attention(rows, _8B, bf16)
         found |= _attention(rows, _8B, bf16, int8=True)
-    found |= _attention(8, _8B, bf16)
+    found |= _attention(8, _8B, bf16) | _attention(16, _8B, bf16, query=bf16)
     for shape in _BETWEEN:
         found |= _attention(1, shape, bf16) | _attention(64, shape, bf16)
     for rows in (1, 16, 64):
@@ -46,6 +49,10 @@ def launched() -> dict[str, Launch]:
     found["SiLU gate"] = rowwise.gate_launch(_empty(16, 28672), _empty(16, 14336))
     words = _empty(6, 128_256, dtype=torch.int64)
     found["random words"] = noise.words_launch(words[0, :1], words[0, :6], words)
+    x, codes, steps = _empty(16, 14336), _empty(32, 14336, dtype=torch.int8), _empty(16, dtype=fp32)
+    found["int8 codes of rows"] = int8_rows.split_launch(x, codes, steps)
+    sums, absmax = _empty(32, 6144, dtype=torch.int32), _empty(6144, dtype=fp32)
+    found["int8 sums to rows"] = int8_rows.scale_launch(sums, steps, absmax, _empty(16, 6144))
     for rows in (16, 32, 64):
         found[f"4-bit product, bf16, {rows} rows"] = _product(rows, 6144, bf16)
     found["4-bit product, fp16, 64 rows"] = _product(64, 6144, fp16)
@@ -54,16 +61,22 @@ def launched() -> dict[str, Launch]:
 
 
 def _attention(
-    rows: int, shape: tuple[int, int, int], dtype: torch.dtype, int8: bool = False, known: bool = True
+    rows: int,
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    int8: bool = False,
+    known: bool = True,
+    query: torch.dtype = torch.float32,
 ) -> dict[str, Launch]:
-    """`known`: whether the host knows how long the prefix is."""
+    """`dtype`: of the pool and the result; `known`: whether the host knows how long the prefix is."""
     heads, kv_heads, dim = shape
-    query = _empty(rows, heads, dim, dtype=dtype)
+    queries, out = (_empty(rows, heads, dim, dtype=each) for each in (query, dtype))
     pool = _pool(kv_heads, dim, dtype, int8)
     over_prefix, over_ancestors = attention.launches(
-        query, pool.keys, pool.values, _view(rows, known), _table(rows), query, pool.scales
+        queries, pool.keys, pool.values, _view(rows, known), _table(rows), out, pool.scales
     )
     kind = f"{dim}, {'int8' if int8 else _NAMES[dtype]}{'' if known else ', device length'}"
+    kind += "" if query == torch.float32 else ", of a head"
     return {
         f"prefix, {kind}, {over_prefix.arguments['block_q']} rows": over_prefix,
         f"ancestors, {kind}": over_ancestors,

@@ -31,11 +31,12 @@ def test_transcript_of_a_card_that_fits(machine, capsys):
         plan  Qwen/Qwen3-8B, 4-bit, AngelSlim/Qwen3-8B_eagle3, on cuda:0 by profile gpu-12gb
               weights (NF4)         3.9 GB   36 layers
               embedding, lm_head    2.5 GB   151,936 tokens
-              head (fp16)          0.80 GB   32,000 draft tokens
+              head (16-bit)        0.80 GB   32,000 draft tokens
               KV, 8,473 slots       1.3 GB   context 8,192 and a tree of 24 nodes
-              workspace            0.30 GB   chunks of 256 rows
+              workspace            0.33 GB   chunks of 256 rows
+              CUDA graphs          0.20 GB   rounds on the device, greedy and sampled
               reserve              0.80 GB   desktop and driver
-              total               9.6 of 12.3 GB, fits; the longest context that fits is 24,299
+              total               9.8 of 12.3 GB, fits; the longest context that fits is 23,149
         speed ceiling 177 tok/s plain at 912 GB/s (data sheet); expect 85-125 plain, 89-210 with the tree
         verdict  fits. next: treeeagle pull && treeeagle chat (fetches 17.2 GB first)
         """
@@ -47,7 +48,7 @@ def test_transcript_of_an_8_gb_card(machine, capsys):
     machine(with_card(RTX_3070))
     code, out, _ = run(capsys, "--fast")
     lines = out.splitlines()
-    assert "      total               9.6 of 8.1 GB, does not fit; no context fits" in lines
+    assert "      total               9.8 of 8.1 GB, does not fit; no context fits" in lines
     assert lines[-1] == (
         "verdict  cannot run: NVIDIA GeForce RTX 3070 has 8.6 GB, and the smallest profile for a card, gpu-12gb, needs "
         "12.0 GB; what fits: --model openbmb/MiniCPM4-8B --bits 4; --model Qwen/Qwen3-4B --bits 4; --device cpu"
@@ -153,7 +154,7 @@ def test_too_long_a_context_names_what_fits(machine, capsys):
         in out
     )
     verdict = out.splitlines()[-1]
-    assert verdict.startswith("verdict  does not fit, 4.1 GB too much; what fits: --context ") and code == 3
+    assert verdict.startswith("verdict  does not fit, 4.3 GB too much; what fits: --context ") and code == 3
     for option in verdict.partition("what fits: ")[2].split("; ")[:2]:
         given = {"--bits": "8", "--context": "32768"}
         words = option.split()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from profile_fakes import BARE, describing, run
 
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.kernels.native import loader
+from treeeagle_edge.rounds import TreeShape
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def test_a_wrong_kernel_is_caught(monkeypatch):
     from treeeagle_edge.kernels import dispatch
     from treeeagle_edge.profiling import live as profile_live
 
-    def wrong(query, keys, values, view):
+    def wrong(query, keys, values, view, dtype):
         return torch.zeros_like(query)
 
     monkeypatch.setitem(dispatch._dispatcher.kernels["attention"], "wrong", wrong)
@@ -109,3 +111,43 @@ def test_wrong_native_kernels_are_caught(monkeypatch):
     four, eight = list(profile_live.check_layers(torch.device("cpu"), native=True))
     assert four.status == "fail" and "a native 4-bit layer runs on cpu, 50.0 % from fp32" in four.text
     assert eight.status == "ok"
+
+
+def test_on_a_card_passes_are_timed_as_graphs_over_more_than_a_cache_holds(monkeypatch):
+    """One by one, a pass over a row and one over a tree would both be as long as their launches."""
+    import torch
+
+    from treeeagle_edge.profiling import live as profile_live
+
+    cpu, made, captured = torch.device("cpu"), [], []
+
+    class Layer:
+        nbytes = 2**20
+
+        def __call__(self, x):
+            return x
+
+    def make(weight, bias, *, bits, device, dtype):
+        made.append(device)
+        return Layer()
+
+    def capture(call, device):
+        captured.append(device)
+        return SimpleNamespace(call=call), None
+
+    monkeypatch.setattr(profile_live, "make_linear", make)
+    monkeypatch.setattr(profile_live, "fastest_arm", capture)
+    monkeypatch.setattr(profile_live, "_time", lambda call, device: call() or 1.0)
+    card = SimpleNamespace(type="cuda")  # tensors of this test stay where they are
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_: tensor)
+    plan = SimpleNamespace(
+        tree=TreeShape(2, 2, 3),
+        backend=SimpleNamespace(native=False),
+        bits=4,
+        model=SimpleNamespace(config=SimpleNamespace(intermediate_size=8, hidden_size=4)),
+    )
+    assert profile_live.measure_verify_cost(plan, card) == 1.0
+    assert captured == [card] * 2 and len(made) == 32
+    made.clear()
+    assert profile_live.measure_verify_cost(plan, cpu) == 1.0
+    assert captured == [card] * 2 and len(made) == 8

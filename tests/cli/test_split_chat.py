@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from treeeagle_edge import runtime as runtime_module
 from treeeagle_edge.cli.app import main
@@ -74,3 +75,22 @@ def test_what_is_loaded_lies_where_the_plan_says(tiny_checkpoint: Path, two_plac
     held = loaded.engine.target.nbytes
     planned = sum(loaded.plan.line(name).nbytes for name in ("weights", "embedding"))
     assert held == planned
+
+
+def test_a_card_with_less_room_than_the_plan_saw_is_a_sentence(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another program was faster: said with what the plan counted on, and no traceback."""
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(runtime_module, "detect", with_places)
+    monkeypatch.setattr(runtime_module, "load_models", full)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    assert main(["chat", "--model", str(tiny_checkpoint), *OPTIONS, "-p", "one"]) == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert (
+        "the memory of cpu and cpu:0 ran out while loading; 6.0 GB were free when the plan was made" in said
+    )
+    assert "hint: close what else uses the card" in said and "Traceback" not in said

@@ -36,6 +36,9 @@ class FakeWatch:
     def current(self) -> int:
         return GB
 
+    def graphs(self) -> int:
+        return 0
+
     def peak(self) -> int:
         return 2 * GB
 
@@ -148,7 +151,7 @@ def fake_runtime(engine: FakeEngine, *, bits: int = 16, notes: tuple[str, ...] =
     lines = (
         PlanLine("weights (16-bit)", 212_000_000, "30 layers"),
         PlanLine("embedding, lm_head", 57_000_000, "49,152 tokens"),
-        PlanLine("head (bf16)", 51_000_000, "16,000 draft tokens"),
+        PlanLine("head (16-bit)", 51_000_000, "16,000 draft tokens"),
         PlanLine("KV, 8,465 slots", 90_000_000, "context 8,192 and a tree of 16 nodes"),
         PlanLine("workspace", 120_000_000, "chunks of 256 rows"),
         PlanLine("reserve", 1_500_000_000, "the program and the desktop"),

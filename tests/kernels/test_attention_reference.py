@@ -90,6 +90,16 @@ def test_equals_the_formula_in_float64(backend: str, prefix: int, rows: int, sca
     torch.testing.assert_close(ours.double(), in_float64(query, keys, values, view), rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_result_comes_in_the_dtype_that_is_asked_for(backend: str) -> None:
+    """Queries in fp32 for scores, and a result in the 16 bits of the next product, rounded once."""
+    query, keys, values = tensors(9)
+    view = tree_view(40, 9, scattered=True)
+    with dispatch.use_backend(backend):
+        ours = dispatch.attention(query, keys, values, view, torch.float16)
+        assert torch.equal(ours, dispatch.attention(query, keys, values, view).half())
+
+
 @settings(max_examples=40, deadline=None)
 @given(prefix=st.integers(0, 140), rows=st.integers(1, 24), scattered=st.booleans(), seed=st.integers(0, 999))
 def test_both_backends_agree(prefix: int, rows: int, scattered: bool, seed: int) -> None:

@@ -104,6 +104,8 @@ def test_takes_queries_in_fp32_over_a_pool_in_16_bits(pool: torch.dtype) -> None
     assert ours.dtype == torch.float32
     expected = reference.attention(query, keys, values, view)
     assert float((ours - expected).abs().max()) < 8 * torch.finfo(pool).eps
+    rounded = subject.attention(query, keys, values, view, pool)
+    assert rounded.dtype == pool and float((rounded - ours).abs().max()) < 2 * torch.finfo(pool).eps
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -167,7 +169,7 @@ def test_an_int8_pool_is_read_as_what_it_stands_for(dtype: torch.dtype, prefix: 
     (k, k_scales), (v, v_scales) = plain.quantize(keys.float()), plain.quantize(values.float())
     view = tree_view(prefix, 7, SLOTS)
     pool = Pool(k, v, KVScales(k_scales, v_scales))
-    ours = subject.attention(query, k, v, view, pool.scales)
+    ours = subject.attention(query, k, v, view, scales=pool.scales)
     expected = reference.attention(query, *plain.dequantize(pool), view)
     rounding = torch.finfo(torch.float16 if dtype == torch.float16 else torch.bfloat16).eps
     assert float((ours.float() - expected.float()).abs().max()) < 4 * rounding
@@ -178,7 +180,7 @@ def test_a_broken_head_of_an_int8_pool_spoils_its_readers_only() -> None:
     view = tree_view(20, 6, SLOTS, seed=3)
     keys[view.rows[2], 1, 5] = float("inf")
     (k, k_scales), (v, v_scales) = plain.quantize(keys), plain.quantize(values)
-    ours = subject.attention(query, k, v, view, KVScales(k_scales, v_scales))
+    ours = subject.attention(query, k, v, view, scales=KVScales(k_scales, v_scales))
     assert torch.equal(ours[:, 1].isnan().all(dim=1), view.visible[:, 2])
     assert not ours[:, 0].isnan().any()
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from triton_cases import DEVICE, assert_near, needs_triton, normal, tree_view
 
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.kernels import dispatch, reference, trial
+from treeeagle_edge.kernels import dispatch, reference, trial, trial_cases
 from treeeagle_edge.kernels.trial_cases import ModelShape
 from treeeagle_edge.kernels.triton import availability
 from treeeagle_edge.kernels.view import BatchView
@@ -20,10 +22,13 @@ SLOTS = 80
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A machine with everything: triton, a card of compute capability 8.6, gcc. Nothing is interpreted."""
+def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """A machine with everything: triton, a card of compute capability 8.6, gcc, headers. Nothing is interpreted."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.delenv("CC", raising=False)
+    for name in ("CC", "CPATH", "C_INCLUDE_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(availability, "_headers", lambda: tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
@@ -75,6 +80,20 @@ def test_is_refused_without_a_c_compiler(card: pytest.MonkeyPatch) -> None:
     assert "triton" in dispatch.available_backends()
 
 
+def test_is_refused_without_the_headers_of_python(card: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As on an Ubuntu, or in a WSL2, whose Python came without them: the launcher would not compile."""
+    (tmp_path / "Python.h").unlink()
+    assert reason() == f"triton needs Python's own headers, and there is no Python.h in {tmp_path}"
+    card.setenv("CPATH", "/elsewhere")
+    assert "triton" in dispatch.available_backends()
+
+
+def test_headers_are_looked_for_where_triton_takes_them_from() -> None:
+    """A virtual environment has none of its own: those of its base."""
+    found = availability._headers()
+    assert found.name.startswith("python3") and str(found).startswith((sys.base_prefix, "/usr/include"))
+
+
 def test_choosing_and_refusing_it_imports_nothing_of_triton() -> None:
     code = (
         "import sys\n"
@@ -111,11 +130,23 @@ def test_rows_of_separate_sequences_stay_with_the_reference() -> None:
 
 
 @needs_triton
+@pytest.mark.parametrize("known", [True, False])
+def test_a_trial_meets_the_merge_of_several_splits(known: bool) -> None:
+    from treeeagle_edge.kernels.triton import attention
+
+    tree = trial_cases.small_tree(DEVICE)
+    view = tree.view if known else replace(tree.view, length=torch.tensor([290], device=DEVICE))
+    table = attention.ancestor_table(view)
+    made = attention.launches(tree.query, tree.keys, tree.values, view, table, tree.query.clone())
+    assert made[0].grid[2] > 2 and made[1].arguments["splits"] > 2
+
+
+@needs_triton
 @pytest.mark.parametrize(
     "shape",
     [
-        ModelShape(packed=True),
-        ModelShape(7, 1, 16, 64, 80, dtype=torch.bfloat16, head_norm=True, packed=True),
+        ModelShape(packed=True, int8=True),
+        ModelShape(7, 1, 16, 64, 80, dtype=torch.bfloat16, head_norm=True, packed=True, int8=True),
         ModelShape(dtype=torch.float16, stream=torch.float16),
     ],
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from triton_cases import interpreter_problem
 
-SUBJECTS = ("attention", "write", "rowwise", "matmul", "noise", "dispatch", "model")
+SUBJECTS = ("attention", "write", "rowwise", "matmul", "int8", "noise", "dispatch", "model")
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,13 @@ from engine_answers import answer as engine_answer
 from target_passes import in_pieces
 from tiny_models import CONFIG, RandomCheckpoint, tiny_engine, tiny_head
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton_cases import DEVICE, TOLERANCE, needs_triton
 
 from treeeagle_edge.head import Head, HeadOutput
 from treeeagle_edge.kernels import dispatch
 from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.kv_store import KVStore
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.target import Target, load_target
@@ -114,6 +117,27 @@ def test_rounds_on_the_device_give_the_text_of_the_reference() -> None:
     with dispatch.use_backend("triton"), launch.counted() as counter:
         assert engine_answer(engine, params) == expected
     assert counter["prefix_kernel"] > 0
+
+
+def test_no_layer_converts_what_a_kernel_gives() -> None:
+    """What a pass converts is the embedding on the way in and the logits on the way out."""
+
+    class Conversions(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            # in inference mode `to` arrives as it was called
+            if func.overloadpacket in (torch.ops.aten.to, torch.ops.aten._to_copy):
+                self.count += found.dtype != args[0].dtype
+            return found
+
+    target = loaded(CONFIG, 16)
+    view = AttentionView(IDS[:0], torch.arange(11), torch.ones(11, 11, dtype=torch.bool).tril())
+    store = KVStore.allocate(LAYERS, 11, CONFIG.num_kv_heads, CONFIG.head_dim, target.dtype, DEVICE)
+    with dispatch.use_backend("triton"), Conversions() as seen:
+        target.forward(IDS, torch.arange(11), torch.arange(11), view, store, ())
+    assert seen.count == 2
 
 
 def launches(target: Target) -> dict[str, int]:

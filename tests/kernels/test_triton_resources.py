@@ -21,6 +21,8 @@ KERNELS = (
     "RMSNorm",
     "SiLU",
     "random words",
+    "int8 codes",
+    "int8 sums",
     "4-bit product",
 )
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import stdev
 
@@ -21,6 +22,7 @@ from treeeagle_edge.bench.samples import BenchRun, Divergence, Limits, Sample
 from treeeagle_edge.bench.stats import bench_row, scenario_rows
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.markdown_table import aligned_table
+from treeeagle_edge.plan import PlanLine
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.units import GB
 
@@ -149,7 +151,7 @@ def test_the_note_on_a_difference_depends_on_the_bits():
 
 def document_of(run: BenchRun, **settings: object) -> dict:
     memory = {
-        "lines": [{"name": "head (bf16)", "planned_bytes": 5_000_000, "measured_bytes": None, "note": ""}]
+        "lines": [{"name": "head (16-bit)", "planned_bytes": 5_000_000, "measured_bytes": None, "note": ""}]
     }
     return build_document(run, environment=ENVIRONMENT, settings={**SETTINGS, **settings}, memory=memory)
 
@@ -208,8 +210,8 @@ def test_the_csv_has_one_row_a_scenario_and_one_over_all():
 def test_memory_is_shown_where_asked_for():
     document = document_of(run_of(*TWO_REPETITIONS))
     assert "5.0 MB" not in render(document, "md")
-    assert "| head (bf16) |  5.0 MB |        - |" in render(document, "md", memory_analysis=True)
-    assert render(document, "csv", memory_analysis=True).endswith("\nhead (bf16),5000000,,")
+    assert "| head (16-bit) |  5.0 MB |        - |" in render(document, "md", memory_analysis=True)
+    assert render(document, "csv", memory_analysis=True).endswith("\nhead (16-bit),5000000,,")
 
 
 def test_a_scenario_with_a_bar_in_its_name_does_not_break_the_table():
@@ -292,7 +294,7 @@ def test_memory_lines_stand_beside_the_plan():
     measured = {line["name"]: line["measured_bytes"] for line in document["lines"]}
     assert measured == {
         "weights (16-bit), embedding, lm_head": 270,
-        "head (bf16)": 50,
+        "head (16-bit)": 50,
         "KV, 8,465 slots": 90,
         "workspace": 200,
         "reserve": 400,
@@ -303,6 +305,14 @@ def test_memory_lines_stand_beside_the_plan():
     assert sum(planned) == document["lines"][-2]["planned_bytes"] == plan.total
     assert document["lines"][0]["planned_bytes"] == 269_000_000
     assert (document["used_bytes"], document["peak_bytes"], document["within_plan"]) == (600, 1000, True)
+
+
+def test_what_graphs_hold_stands_beside_their_line():
+    plan = fake_runtime(FakeEngine(FakeClock())).plan
+    plan = replace(plan, lines=(*plan.lines, PlanLine("CUDA graphs", 200)))
+    use = MemoryUse({"CUDA graphs": 150}, 0, 900, 800, 1000, "peak of the CUDA allocator")
+    (line,) = [line for line in memory_document(plan, use)["lines"] if line["name"] == "CUDA graphs"]
+    assert (line["planned_bytes"], line["measured_bytes"]) == (200, 150)
 
 
 def test_columns_follow_from_the_samples_of_a_real_run():

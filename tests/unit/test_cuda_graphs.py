@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -35,8 +37,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         said.append(f"off {which.name}")
 
     @contextmanager
-    def graph(which: Any, *, pool: Any, capture_error_mode: str) -> Iterator[None]:
-        said.append(f"capture {which.name} in {pool}, {capture_error_mode}")
+    def graph(which: Any, *, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
+        said.append(f"capture {which.name} {stream.name} in {pool}, {capture_error_mode}")
         yield
         said.append(f"captured {which.name}")
 
@@ -46,9 +48,11 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             name=name, replay=lambda: said.append(f"replay {name}"), pool=lambda: f"the pool of {name}"
         )
 
+    sides = (f"aside {number}" for number in range(9))
+    monkeypatch.setattr(cuda_graphs, "_side_streams", {})
     fakes = {
         "current_stream": lambda device: stream("main"),
-        "Stream": lambda device: stream("aside"),
+        "Stream": lambda device: stream(next(sides)),
         "stream": on,
         "synchronize": lambda device: said.append("synchronize"),
         "CUDAGraph": new_graph,
@@ -60,26 +64,100 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return said
 
 
-def test_work_is_warmed_up_aside_and_captured_once(log: list[str]) -> None:
+def test_work_is_warmed_up_aside_and_captured_once_on_the_same_stream(log: list[str]) -> None:
+    """One side stream for all captures: each more would keep a workspace of cuBLAS for good."""
     capture = CudaCapture(CUDA)
     replay = capture(lambda: log.append("work"))
     assert log == [
         *(
-            "aside waits for main",
-            "on aside",
+            "aside 0 waits for main",
+            "on aside 0",
             "work",
             "work",
-            "off aside",
-            "main waits for aside",
+            "off aside 0",
+            "main waits for aside 0",
             "synchronize",
         ),
-        *("capture graph 0 in None, thread_local", "work", "captured graph 0"),
+        "on main",
+        *("capture graph 0 aside 0 in None, thread_local", "work", "captured graph 0"),
+        "off main",
     ]
     log.clear()
     replay()
     assert log == ["replay graph 0"]
     capture(lambda: None)
-    assert "capture graph 1 in the pool of graph 0, thread_local" in log
+    assert "capture graph 1 aside 0 in the pool of graph 0, thread_local" in log
+    CudaCapture(CUDA)(lambda: None)
+    assert "capture graph 2 aside 0 in None, thread_local" in log
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_a_failed_capture_leaves_the_stream_in_force_and_says_what_failed(
+    broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With PyTorch's own block around the capture, which stays on its stream where the end of the capture raises, as
+    it does after what a graph cannot hold; not after a want of memory.
+    """
+    in_force = ["main"]
+
+    @contextmanager
+    def on(which: Any) -> Iterator[None]:
+        before, in_force[0] = in_force[0], which.name
+        yield
+        in_force[0] = before
+
+    class BrokenGraph:
+        def capture_begin(self, **options: Any) -> None:
+            assert in_force == ["aside"]
+
+        def capture_end(self) -> None:
+            if broken:
+                raise RuntimeError("operation failed due to a previous error during capture")
+
+    class On:
+        """As `torch.cuda.stream`: a block that is left by its `__exit__` alone."""
+
+        def __init__(self, which: Any) -> None:
+            self.block = on(which)
+
+        def __enter__(self) -> None:
+            self.block.__enter__()
+
+        def __exit__(self, *error: object) -> None:
+            self.block.__exit__(None, None, None)
+
+    def stream(name: str) -> Any:
+        return SimpleNamespace(wait_stream=lambda other: None, name=name)
+
+    fakes = {
+        "current_stream": lambda device: stream(in_force[0]),
+        "Stream": lambda device: stream("aside"),
+        "stream": On,
+        "synchronize": lambda device=None: None,
+        "CUDAGraph": BrokenGraph,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(cuda_graphs, "_side_streams", {})
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+    runs, made = iter(range(3)), []
+
+    def waits_in_the_end() -> None:
+        tensor = torch.zeros(1)
+        made.append(weakref.ref(tensor))
+        if next(runs) == 2:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    gc.disable()
+    try:
+        with pytest.raises(RuntimeError, match="not permitted when stream is capturing") as caught:
+            CudaCapture(CUDA)(waits_in_the_end)
+        assert in_force == ["main"]
+        del caught
+        # nothing of the work lives on where memory may be short; PyTorch's block makes a circle of the other case
+        assert broken or made[-1]() is None
+    finally:
+        gc.enable()
 
 
 def test_there_is_no_capture_on_a_cpu() -> None:
@@ -114,6 +192,16 @@ def test_each_key_is_captured_once_and_warming_up_leaves_no_trace() -> None:
     assert state.item() == 3 and capture.asked == 1
     assert runs.run("b", counting(state), [state])
     assert state.item() == 4 and capture.asked == 2 and runs.captures
+
+
+def test_the_graph_that_was_not_used_for_longest_makes_room() -> None:
+    """Each holds memory of the driver's, which the plan counts for so many."""
+    state, capture = torch.zeros(1), Captures()
+    runs = Runs(capture, CPU, most=2)
+    assert [runs.run(key, counting(state), [state]) for key in "abaca"] == [True, True, False, True, False]
+    assert capture.asked == 3
+    assert runs.run("b", counting(state), [state]) and not runs.run("a", counting(state), [state])
+    assert state.item() == 7 and capture.asked == 4
 
 
 def test_a_failure_keeps_what_was_captured_and_tries_no_more() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tiny_models import VOCAB, OracleDrafter, tiny_engine
 
 from treeeagle_edge.engine import Engine
-from treeeagle_edge.errors import InputError, UsageError
+from treeeagle_edge.errors import CannotRunError, InputError, UsageError
 from treeeagle_edge.host_rounds import HostRounds
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
@@ -160,6 +160,28 @@ def test_an_error_inside_a_pass_keeps_the_committed_part(
             next(rounds)
     assert engine.usage().used_slots == len(engine._pool.cached[-1].slots)
     assert_cache_equals_prefill(engine)
+    assert answer(engine, params) == expected
+
+
+def test_a_card_whose_memory_runs_out_is_a_sentence_and_the_next_answer_is_whole(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program took the room: this is no end of the conversation."""
+    engine.reset()
+    params = SamplingParams(max_tokens=20)
+    expected = answer(engine, params)
+    engine.reset()
+    rounds = engine.generate(PROMPT, params)
+    next(rounds)
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.target, "forward", full)
+        with pytest.raises(CannotRunError, match="the memory of cpu ran out while answering") as caught:
+            next(rounds)
+    assert "--context" in str(caught.value.hint)
     assert answer(engine, params) == expected
 
 

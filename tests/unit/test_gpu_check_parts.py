@@ -20,7 +20,7 @@ from treeeagle_edge.gpu_check import parity as gpu_check_parity
 from treeeagle_edge.gpu_check import served as gpu_check_served
 from treeeagle_edge.gpu_check import timing as gpu_check_timing
 from treeeagle_edge.gpu_check.answers import answer, engine_of, prompt_of, script_of, tokens_per_round
-from treeeagle_edge.gpu_check.cases import Case
+from treeeagle_edge.gpu_check.inputs import Case
 from treeeagle_edge.gpu_check.models import FREE, LED, RandomModel, ScriptedHead, random_head
 from treeeagle_edge.gpu_check.probe import Finding, Probe
 from treeeagle_edge.gpu_check.sizes import SIZES

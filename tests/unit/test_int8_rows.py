@@ -13,7 +13,8 @@ from treeeagle_edge.checkpoint.bnb import StoredInt8
 from treeeagle_edge.gpu_check.models import FREE, RandomCheckpoint, RandomModel
 from treeeagle_edge.gpu_check.passes import FixedPass, filled_store
 from treeeagle_edge.gpu_check.sizes import SIZES
-from treeeagle_edge.int8_rows import int8_product, quantise_rows, split_rows
+from treeeagle_edge.int8_rows import quantise_rows
+from treeeagle_edge.kernels.reference_int8 import int8_product, split_rows
 from treeeagle_edge.linear import CudaInt8Linear, Linear, bitsandbytes_module
 from treeeagle_edge.target_stored import StoredInt8CudaLinear
 

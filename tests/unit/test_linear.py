@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from treeeagle_edge import linear as linear_module
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.linear import Int8Linear, Nf4Linear, check_bits, make_linear
 
@@ -61,6 +64,16 @@ def test_quantised_rows_do_not_depend_on_the_number_of_rows(bits: int) -> None:
         assert torch.equal(linear(x[row : row + 1])[0], together[row])
 
 
+def test_the_bias_goes_into_the_4_bit_product() -> None:
+    """bitsandbytes' fused product adds it before it rounds, and without a launch of its own."""
+    x, weight, bias = problem(2, 64, 64)
+    linear = make_linear(weight, bias, bits=4, device=CPU, dtype=torch.bfloat16)
+    assert isinstance(linear, Nf4Linear)
+    given: list[object] = []
+    linear._product = lambda x, weight, *, quant_state, bias: given.append(bias) or x
+    assert linear(x) is x and given == [linear.bias] and torch.equal(given[0], bias.to(torch.bfloat16))
+
+
 def test_int8_uses_the_whole_range_and_survives_a_zero_channel() -> None:
     """Each channel's largest weight becomes 127 up to the rounding of its scale; a channel of zeros stays zero."""
     weight = torch.tensor([[0.5, -1.0, 0.25], [0.0, 0.0, 0.0]]).repeat(1, 16)
@@ -90,3 +103,28 @@ def test_bitsandbytes_that_cannot_be_imported_is_named(monkeypatch: pytest.Monke
     with pytest.raises(CannotRunError, match="bitsandbytes"):
         check_bits(4, CPU)
     check_bits(8, CPU)
+
+
+def test_a_bitsandbytes_that_has_no_library_for_the_card_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expectations row 36: it imports all the same, and would fail at its first call with a page of text."""
+    library = SimpleNamespace(compiled_with_cuda=False)
+    module = SimpleNamespace(__version__="0.50.0", cextension=SimpleNamespace(lib=library))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(linear_module, "bitsandbytes_module", lambda: module)
+    for bits in (4, 8):
+        with pytest.raises(
+            CannotRunError, match=r"bitsandbytes 0.50.0 has no library .* CUDA 13.0 of"
+        ) as caught:
+            check_bits(bits, torch.device("cuda:0"))
+        assert "--bits 16" in str(caught.value.hint)
+        check_bits(bits, CPU)
+    check_bits(16, torch.device("cuda:0"))
+    library.compiled_with_cuda = True
+    check_bits(4, torch.device("cuda:0"))
+
+
+def test_the_real_library_says_what_it_was_compiled_with() -> None:
+    """What the check asks exists in the bitsandbytes that is installed."""
+    library = linear_module.bitsandbytes_module().cextension.lib
+    assert library.compiled_with_cuda == (torch.version.cuda is not None)

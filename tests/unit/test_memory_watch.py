@@ -55,6 +55,7 @@ def test_on_cuda_the_allocator_is_asked(monkeypatch: pytest.MonkeyPatch):
         reset_peak_memory_stats=answer("reset", 0),
         memory_allocated=answer("now", 11),
         max_memory_allocated=answer("peak", 22),
+        memory_snapshot=list,
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     watch = MemoryWatch("cuda:1")
@@ -71,7 +72,26 @@ def test_several_cards_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
         reset_peak_memory_stats=emptied.append,
         memory_allocated=held.__getitem__,
         max_memory_allocated=lambda device: 2 * held[device],
+        memory_snapshot=list,
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     watch = MemoryWatch("cuda:0", "cuda:1")
     assert (watch.current(), watch.peak()) == (12, 24) and emptied == ["cuda:0", "cuda:1"]
+
+
+def test_what_graphs_hold_counts_though_no_tensor_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool of CUDA graphs is free by the allocator's count, and written to by every replay."""
+
+    def segment(pool: tuple[int, int], size: int, used: int) -> dict[str, object]:
+        return {"segment_pool_id": pool, "total_size": size, "allocated_size": used}
+
+    cuda = SimpleNamespace(
+        reset_peak_memory_stats=lambda device: None,
+        memory_allocated=lambda device: 50,
+        max_memory_allocated=lambda device: 70,
+        memory_snapshot=lambda: [segment((0, 0), 100, 40), segment((3, 0), 30, 10), segment((3, 0), 8, 0)],
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    watch = MemoryWatch("cuda:0")
+    assert (watch.graphs(), watch.current(), watch.peak()) == (28, 78, 98)
+    assert MemoryWatch("cpu").graphs() == 0

@@ -125,7 +125,7 @@ def test_a_tied_model_on_the_cpu_holds_an_int8_lm_head_beside_its_embedding():
 def test_the_head_is_fp32_beside_fp32_weights_and_16_bit_otherwise():
     """Expectations row 29's arithmetic: the head's dtype does not follow the target's quantisation."""
     assert [line.name for line in plan(DEMO, bits=32, device="cpu").lines][2] == "head (fp32)"
-    assert [line.name for line in plan(DEMO, bits=8, device="cpu").lines][2] == "head (bf16)"
+    assert [line.name for line in plan(DEMO, bits=8, device="cpu").lines][2] == "head (16-bit)"
     assert (
         plan(DEMO, bits=4, device="cpu").line("head").nbytes
         == plan(DEMO, bits=16, device="cpu").line("head").nbytes

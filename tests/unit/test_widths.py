@@ -137,7 +137,7 @@ def test_a_narrower_head_saves_room_and_time() -> None:
     """Llama-3.1-8B at 4 bits: a head of 0.85 GB becomes one of 0.43 or 0.24, its KV rows stay."""
     plans = {bits: made(machine(12), model=LLAMA, head_bits=bits) for bits in (16, 8, 4)}
     lines = {bits: plan.memory.line("head") for bits, plan in plans.items()}
-    assert [line.name for line in lines.values()] == ["head (fp16)", "head (int8)", "head (NF4)"]
+    assert [line.name for line in lines.values()] == ["head (16-bit)", "head (int8)", "head (NF4)"]
     assert [round(line.nbytes / GB, 2) for line in lines.values()] == [0.85, 0.43, 0.24]
     assert len({plan.memory.line("KV").nbytes for plan in plans.values()}) == 1
     speeds = [estimate_speed(plan, 360) for plan in plans.values()]
@@ -163,8 +163,8 @@ def test_a_narrower_lm_head_saves_reading_and_a_tied_one_costs_memory(model: str
 def test_int8_on_a_card_plans_for_its_sums() -> None:
     """257 rows of Llama's gate and up: two codes in, two sums and their total out; on the CPU there are none."""
     extra = 257 * (2 * 4096 + 14 * 2 * 14_336)
-    plain = made(machine(24), model=LLAMA, context=2048)
-    for wish in ({"bits": 8}, {"head_bits": 8}):
+    plain = made(machine(24), model=LLAMA, context=2048, bits=16)
+    for wish in ({"bits": 8}, {"bits": 16, "head_bits": 8}):
         held = made(machine(24), model=LLAMA, context=2048, **wish)
         assert held.memory.line("workspace").nbytes - plain.memory.line("workspace").nbytes == extra
     cpu = [
@@ -176,10 +176,10 @@ def test_int8_on_a_card_plans_for_its_sums() -> None:
 
 def test_a_narrower_head_is_offered_where_it_makes_the_plan_fit() -> None:
     """And no option is that the run would then refuse: native kernels hold other widths than those asked for."""
-    settings = RunSettings(model=LLAMA, bits=8, context=8192)
-    misfit = made(machine(12), model=LLAMA, bits=8, context=8192)
+    settings = RunSettings(model=LLAMA, bits=8, context=7168)
+    misfit = made(machine(12), model=LLAMA, bits=8, context=7168)
     assert not misfit.memory.fits and alternatives(misfit, settings, machine(12))[0] == "--head-bits 8"
-    assert made(machine(12), model=LLAMA, bits=8, context=8192, head_bits=8).memory.fits
+    assert made(machine(12), model=LLAMA, bits=8, context=7168, head_bits=8).memory.fits
     asked = RunSettings(model=LLAMA, bits=8, context=32_768, head_bits=16)
     misfit = made(machine(12), model=LLAMA, bits=8, context=32_768, head_bits=16)
     options = alternatives(misfit, asked, machine(12))

@@ -13,7 +13,8 @@ from treeeagle_edge.plan import MemoryPlan
 class MemoryUse:
     """What was measured, in bytes. On CUDA all but `held` is the allocator's count, and `program` is 0."""
 
-    held: Mapping[str, int]  # sizes of tensors: "weights" (with embedding and lm_head), "head", "KV"
+    # sizes of tensors: "weights" (with embedding and lm_head), "head", "KV"; and what "CUDA graphs" hold
+    held: Mapping[str, int]
     program: int  # before loading: Python and its libraries
     loading_peak: int  # the highest while loading
     loaded: int  # after loading
@@ -60,6 +61,8 @@ def _measured(name: str, use: MemoryUse) -> tuple[int | None, str]:
         return use.held.get("head"), "tensors held"
     if name.startswith("KV"):
         return use.held.get("KV"), "tensors held"
+    if name.startswith("CUDA graphs"):
+        return use.held.get("CUDA graphs"), "their pool of memory; the driver's own part is not counted"
     if name.startswith("workspace"):
         growth = max(use.answering_peak - use.loaded, 0)
         return growth, "growth while answering; KV pages count when first written"

@@ -88,7 +88,7 @@ def run_bench(
     limits = _limits(bench, options, started)
     run = bench.run(limits)
     use = MemoryUse(
-        held=_held(runtime),
+        held=_held(runtime) | {"CUDA graphs": watch.graphs()},
         program=program if on_host else 0,
         loading_peak=loading_peak if on_host else loaded,
         loaded=loaded,

@@ -18,13 +18,11 @@ from treeeagle_edge.device.walk import DeviceSampler, DeviceWalk
 from treeeagle_edge.head import HeadOutput
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.limits import FEATURES_KEPT
 from treeeagle_edge.model_protocols import DraftHead, TargetModel
 from treeeagle_edge.rounds import MAX_NODES, TreeShape
 from treeeagle_edge.tree import DraftTree
 
-FEATURES_KEPT = (
-    128  # features wait here for their head rows: those of plain rounds, and of one round with a tree
-)
 _MAX_LEVELS = 33  # of a walk: the deepest tree and its root
 _NUMBERS = 3  # of an order, before its slots
 _FLAGS = 3  # of a result, before the rows of its walk

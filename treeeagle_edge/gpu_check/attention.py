@@ -79,6 +79,6 @@ def _pass(
         view = AttentionView(*seen)
         with use_backend(name):
             for k, v in zip(keys, values, strict=True):
-                attention(query, k, v, view)
+                attention(query, k, v, view, k.dtype)
 
     return run

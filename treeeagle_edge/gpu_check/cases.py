@@ -5,29 +5,27 @@ Only the calls import Triton, so that the list can be made where Triton is not i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from treeeagle_edge.gpu_check.inputs import empty_pool, floats_of, normal, random_tree, scattered_slots
+from treeeagle_edge.gpu_check.inputs import (
+    Case,
+    empty_pool,
+    floats_of,
+    name_of,
+    normal,
+    random_tree,
+    scattered_slots,
+)
+from treeeagle_edge.gpu_check.product_cases import int8_case, product_case
 from treeeagle_edge.kernels import reference
 from treeeagle_edge.kernels.triton import reference as plain
-from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE, HeadNorm, KVScales, Pool
+from treeeagle_edge.kernels.triton.operands import HeadNorm, KVScales, Pool
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.model_config import RopeConfig
 from treeeagle_edge.rope import RotaryTable
-
-
-@dataclass(frozen=True)
-class Case:
-    """One kernel in one shape. Both calls compute new results from the same inputs, as tensors to be compared."""
-
-    name: str
-    dtype: torch.dtype  # decides how close the results must be
-    ours: Callable[[], tuple[Tensor, ...]]
-    expected: Callable[[], tuple[Tensor, ...]]
 
 
 def cases(device: torch.device, *, small: bool) -> Iterator[Case]:
@@ -65,6 +63,8 @@ def cases(device: torch.device, *, small: bool) -> Iterator[Case]:
     ):
         yield product_case(device, bf16, rows, out_size, in_size)
     yield product_case(device, fp16, tall // 4 + 1, width, width)
+    for rows in (1, tall // 4 + 1):
+        yield int8_case(device, bf16, rows, width, width + 64)
 
 
 def attention_case(
@@ -111,13 +111,13 @@ def attention_case(
             attention,
         )  # imports triton, so only where it can run
 
-        return (attention(query, keys, values, view(), scales),)
+        return (attention(query, keys, values, view(), scales=scales),)
 
     def expected() -> tuple[Tensor, ...]:
         return (reference.attention(query, read_keys, read_values, view()),)
 
     kind = "prompt" if causal else "tree with NaN" if spoiled else "tree"
-    name = f"attention {query_heads}/{kv_heads}x{dim} {_name(dtype)}, {kind} of {rows} after {prefix}"
+    name = f"attention {query_heads}/{kv_heads}x{dim} {name_of(dtype)}, {kind} of {rows} after {prefix}"
     return Case(name, dtype, ours, expected)
 
 
@@ -139,7 +139,7 @@ def write_case(device: torch.device, heads: tuple[int, int, int], dtype: torch.d
         plain.write(kv, slots, pool)
         return floats_of(pool)
 
-    return Case(f"KV write {kv_heads}x{dim} {_name(dtype)}, {rows} rows", dtype, ours, expected)
+    return Case(f"KV write {kv_heads}x{dim} {name_of(dtype)}, {rows} rows", dtype, ours, expected)
 
 
 def rotate_case(
@@ -170,7 +170,7 @@ def rotate_case(
         return query, *floats_of(pool)
 
     what = "norm, rotate and write" if normalizes else "rotate and write"
-    return Case(f"{what} {query_heads}/{kv_heads}x{dim} {_name(dtype)}, {rows} rows", dtype, ours, expected)
+    return Case(f"{what} {query_heads}/{kv_heads}x{dim} {name_of(dtype)}, {rows} rows", dtype, ours, expected)
 
 
 def rowwise_cases(
@@ -201,31 +201,7 @@ def rowwise_cases(
 
         return (rowwise.silu_gate(wide),)
 
-    shape = f"{rows} x {width}, stream of {_name(stream)}"
+    shape = f"{rows} x {width}, stream of {name_of(stream)}"
     yield Case(f"RMSNorm {shape}", dtype, normed, lambda: (plain.rms_norm(x, weight, 1e-5, dtype),))
     yield Case(f"add and RMSNorm {shape}", dtype, added, added_plainly)
     yield Case(f"SiLU gate {rows} x {width}", dtype, gated, lambda: (plain.silu_gate(wide),))
-
-
-def product_case(device: torch.device, dtype: torch.dtype, rows: int, out_size: int, in_size: int) -> Case:
-    """Rows times a 4-bit weight of random bytes: any byte is a valid pair of 4-bit numbers."""
-    generator = torch.Generator().manual_seed(6)
-    count = out_size * in_size
-    packed = torch.randint(0, 256, (count // 2,), dtype=torch.uint8, generator=generator).to(device)
-    absmax = torch.rand(count // BLOCK_SIZE, generator=generator).to(device) + 0.1
-    code = torch.linspace(-1, 1, 16, device=device)
-    x, bias = normal((rows, in_size), 1, device, dtype), normal((out_size,), 2, device, dtype)
-
-    def ours() -> tuple[Tensor, ...]:
-        from treeeagle_edge.kernels.triton.matmul_4bit import matmul_4bit
-
-        return (matmul_4bit(x, packed, absmax, code, bias),)
-
-    def expected() -> tuple[Tensor, ...]:
-        return (plain.matmul_4bit(x, packed, absmax, code, bias),)
-
-    return Case(f"4-bit product {_name(dtype)}, {rows} x {in_size} -> {out_size}", dtype, ours, expected)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -1,12 +1,33 @@
-"""Random inputs for kernels and passes. They are drawn on the CPU, so they are the same on every device."""
+"""What a case of the GPU check is, and random inputs for kernels and passes.
+
+Inputs are drawn on the CPU, so they are the same on every device.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from treeeagle_edge.kernels.triton import reference as plain
 from treeeagle_edge.kernels.triton.operands import KVScales, Pool
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel in one shape. Both calls compute new results from the same inputs, as tensors to be compared."""
+
+    name: str
+    dtype: torch.dtype  # decides how close the results must be
+    ours: Callable[[], tuple[Tensor, ...]]
+    expected: Callable[[], tuple[Tensor, ...]]
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Such as "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def normal(shape: tuple[int, ...], seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -7,7 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from treeeagle_edge.gpu_check.cases import Case, cases
+from treeeagle_edge.gpu_check.cases import cases
+from treeeagle_edge.gpu_check.inputs import Case
 from treeeagle_edge.gpu_check.probe import Finding, Probe
 from treeeagle_edge.gpu_check.process import NOT_HERE, OK
 

@@ -18,7 +18,8 @@ from treeeagle_edge.gpu_check.process import OK
 from treeeagle_edge.gpu_check.products import matrices
 from treeeagle_edge.gpu_check.sizes import Model
 from treeeagle_edge.gpu_check.timing import Arm, Timing, fastest_arm, interleaved, repeated, walk
-from treeeagle_edge.int8_rows import int8_product, quantise_rows
+from treeeagle_edge.int8_rows import quantise_rows
+from treeeagle_edge.kernels import dispatch
 from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE
 from treeeagle_edge.linear import bitsandbytes_module
 
@@ -157,9 +158,15 @@ def _calls(
 ) -> dict[str, Callable[[], object]]:
     """The ways to multiply `x`, each with all weights of its ring. A 16-bit weight needs no ring: no cache holds it."""
     product = bitsandbytes_module().matmul_4bit
+    walked = walk(eight, lambda each: dispatch.int8_product(x, each.codes, each.absmax))
+
+    def int8_products() -> None:
+        with dispatch.use_backend(probe.backends()[-1]):
+            walked()
+
     calls: dict[str, Callable[[], object]] = {
         "bitsandbytes": walk(weights, lambda each: product(x, each.packed, quant_state=each.state)),
-        "int8": walk(eight, lambda each: int8_product(x, each.codes, each.absmax)),
+        "int8": int8_products,
     }
     if probe.triton_problem() is None:
         from treeeagle_edge.kernels.triton.matmul_4bit import matmul_4bit

@@ -10,6 +10,8 @@ import time
 from functools import partial
 from statistics import median
 
+import torch
+
 from treeeagle_edge.engine import Engine
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.gpu_check.answers import engine_of, prompt_of, script_of, tokens_per_round
@@ -18,6 +20,7 @@ from treeeagle_edge.gpu_check.models import FREE, LED, ScriptedHead
 from treeeagle_edge.gpu_check.probe import Finding, Probe, Row
 from treeeagle_edge.gpu_check.timing import EAGER, GRAPH, wait
 from treeeagle_edge.kernels.dispatch import use_backend
+from treeeagle_edge.memory_watch import MemoryWatch
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.target import Target
 
@@ -25,7 +28,11 @@ HOST = "led by the host"
 _RIGHT = 2  # levels that the scripted head drafts right
 _REPETITIONS = 3
 _SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, top_k=50, repetition_penalty=1.1, seed=7)
-_COLUMNS = ("tokens/round", "round us", "tokens/s", "same text", "rounds", "new bytes")
+_COLUMNS = (
+    *("tokens/round", "round us", "tokens/s", "same text", "rounds", "new bytes"),
+    # two graphs, what they share, and what the driver keeps of them
+    *("graphs", "pool bytes", "driver bytes"),
+)
 
 
 def check_rounds(probe: Probe, finding: Finding) -> None:
@@ -46,8 +53,12 @@ def _measured(
 ) -> Row:
     with use_backend(name):
         texts[how] = _said(probe, how)
+        before = _driver_bytes(probe.device)
         engine, prompt = _led(probe, how)
         found: Row = {"same text": _compared(finding, how, texts)}
+        if how == GRAPH:
+            pool = MemoryWatch(str(probe.device)).graphs()
+            found |= {"graphs": 2, "pool bytes": pool, "driver bytes": _driver_bytes(probe.device) - before}
         times, settled = [], 0.0
         for repetition in range(_REPETITIONS + 1):  # the first warms up
             seconds, rounds, settled = _timed(probe, engine, prompt)
@@ -61,6 +72,14 @@ def _measured(
         if how == GRAPH:
             found |= _watched(probe, finding, engine, prompt, stop)
     return found
+
+
+def _driver_bytes(device: torch.device) -> int:
+    """Bytes of the card in use that PyTorch's allocator does not hold; 0 without CUDA."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device)
 
 
 def _engine(probe: Probe, target: Target, how: str, text: list[int]) -> Engine:

@@ -45,7 +45,7 @@ def as_graph(call: Callable[[], object], device: torch.device) -> Arm:
 
     Raises CannotRunError on the CPU, RuntimeError where `call` cannot be captured.
     """
-    return Arm(CudaCapture(device)(repeated(call, 1)), how=GRAPH)
+    return Arm(CudaCapture(device)(call), how=GRAPH)
 
 
 def fastest_arm(call: Callable[[], object], device: torch.device) -> tuple[Arm, str | None]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from treeeagle_edge.errors import CannotRunError
+from treeeagle_edge.gpu_check.timing import fastest_arm, walk
 from treeeagle_edge.kernels import trial
 from treeeagle_edge.kernels.dispatch import attention, available_backends, use_backend
 from treeeagle_edge.kernels.trial_cases import SmallTree, small_tree
@@ -24,6 +25,7 @@ _NATIVE_LIMIT = 0.02  # relative error: native attention rounds queries, keys, v
 _BANDWIDTH_BYTES = 256 * 2**20  # more than the cache of any desktop processor
 _BANDWIDTH_SECONDS = 0.15  # for copying, and again for reading
 _VERIFY_BYTES = 8 * 2**20  # size of the weights that a timed verify pass reads
+_CUDA_VERIFY_BYTES = 256 * 2**20  # more than the L2 cache of any card, 96 MB
 _NATIVE_VERIFY_BYTES = 64 * 2**20  # more, since native products from a large cache would not wait for memory
 _VERIFY_REPEATS = 7
 
@@ -84,7 +86,7 @@ def _native_layer(weight: Tensor, x: Tensor, bits: int) -> Tensor:
 
 
 def check_kernels(device: torch.device, *, native: bool = False) -> Iterator[Check]:
-    """Compare every attention backend with the reference, on a tree of six rows after a prefix of forty tokens.
+    """Compare every attention backend with the reference, on a tree of six rows after a prefix of three hundred tokens.
 
     native: whether the native attention is one of them. On CUDA all Triton kernels are tried, in another process, since
     a broken kernel may break its process. One that fails or is wrong gives a warning: the reference runs in its place.
@@ -142,6 +144,8 @@ def measure_verify_cost(plan: RunPlan, device: torch.device) -> float | None:
         return None
     rows = plan.tree.typical.nodes + 1
     one, many = _native_calls(plan, rows) if plan.backend.native else _torch_calls(plan, rows, device)
+    if device.type == "cuda":  # launched one by one, either would take as long as its launches
+        one, many = (fastest_arm(call, device)[0].call for call in (one, many))
     single = tree = float("inf")
     for _ in range(_VERIFY_REPEATS):  # interleaved, so that a busy moment slows both
         single = min(single, _time(one, device))
@@ -170,18 +174,16 @@ def _torch_calls(
     """PyTorch's products with one row and with `rows` rows."""
     dtype = torch.float32 if plan.bits == 32 else torch.bfloat16
     n, k = plan.model.config.intermediate_size, plan.model.config.hidden_size
+    least = _CUDA_VERIFY_BYTES if device.type == "cuda" else _VERIFY_BYTES
+    weight = torch.randn(n, k)
 
     def layer() -> Linear:
-        return make_linear(torch.randn(n, k), None, bits=plan.bits, device=device, dtype=dtype)
+        return make_linear(weight.clone(), None, bits=plan.bits, device=device, dtype=dtype)
 
     layers = [layer()]
-    layers += [layer() for _ in range(min(32, _VERIFY_BYTES // layers[0].nbytes) - 1)]
-
-    def walk(x: Tensor) -> Callable[[], object]:
-        return lambda: [layer(x) for layer in layers]
-
-    x = torch.randn(rows, k, dtype=dtype, device=device)
-    return walk(x[:1]), walk(x)
+    layers += [layer() for _ in range(min(32, least // layers[0].nbytes) - 1)]
+    x = torch.randn(rows, k, dtype=dtype).to(device)
+    return walk(layers, lambda layer: layer(x[:1])), walk(layers, lambda layer: layer(x))
 
 
 def describe_bandwidth(measured: Bandwidth, known: float | None, device: str) -> Check:

@@ -72,13 +72,13 @@ def build_report(
     found += [*checks.check_backend(plan), *checks.check_choices(plan)]
     found += checks.check_disk(plan.model)
     live_device = "cpu" if gpu_memory is not None else hardware.device
-    bandwidth, verify_cost = None, None
+    measured: dict[str, float] = {}
+    verify_cost = None
     if not fast:
-        live, bandwidth, verify_cost = _live(settings, plan, hardware, live_device, progress)
+        live, measured, verify_cost = _live(settings, plan, hardware, live_device, progress)
         found += live
-    measured = bandwidth if live_device == hardware.device else None
     speeds = expected_speeds(plan, hardware, measured=measured, verify_cost=verify_cost)
-    found += check_speeds(speeds, hardware)
+    found += check_speeds(speeds, hardware, plan)
     verdict = _verdict(settings, hardware, plan, found, problem, imagined=gpu_memory is not None)
     return ProfileReport(tuple(found), hardware, plan, speeds, verdict)
 
@@ -129,8 +129,12 @@ def _plan(settings: RunSettings, hardware: Hardware) -> tuple[RunPlan, CannotRun
 
 def _live(
     settings: RunSettings, plan: RunPlan, hardware: Hardware, device_name: str, say: Progress
-) -> tuple[list[Check], float | None, float | None]:
-    """Run the checks that compute on `device_name`. Also returns its GB/s, and the measured cost of a verify pass."""
+) -> tuple[list[Check], dict[str, float], float | None]:
+    """Run the checks that compute on `device_name`.
+
+    Also returns GB/s by device, of its memory and of that of the plan's other cards, and the measured cost of a verify
+    pass.
+    """
     say("importing torch")
     try:
         import torch
@@ -140,7 +144,7 @@ def _live(
         hint = "run ./install.sh again"
         return (
             [Check("torch", FAIL, f"torch cannot be imported: {str(error).splitlines()[0]}", hint)],
-            None,
+            {},
             None,
         )
     device = torch.device(device_name)
@@ -149,12 +153,15 @@ def _live(
     found = list(live.check_layers(device, native=native))
     found += live.check_kernels(device, native=native)
     say("measuring memory bandwidth")
-    bandwidth = live.measure_bandwidth(device)
-    known = hardware.gpu.bandwidth if hardware.gpu is not None and device.type == "cuda" else None
-    found.append(live.describe_bandwidth(bandwidth, known, device_name))
+    measured: dict[str, float] = {}
+    for name in plan.devices if device_name == plan.device else (device_name,):
+        bandwidth = live.measure_bandwidth(torch.device(name))
+        known = next((gpu.bandwidth for gpu in hardware.gpus if gpu.usable and gpu.device == name), None)
+        found.append(live.describe_bandwidth(bandwidth, known, name))
+        measured[name] = bandwidth.best
     runs = all(check.status == OK for check in found if check.name == f"{plan.bits}-bit layer")
     cost = live.measure_verify_cost(plan, device) if runs and device_name == plan.device else None
-    return found, bandwidth.best, cost
+    return found, measured, cost
 
 
 def _native_layers(settings: RunSettings, plan: RunPlan, device_name: str) -> bool:

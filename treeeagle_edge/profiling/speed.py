@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from treeeagle_edge.hardware import Hardware
 from treeeagle_edge.profiling.checks import WARN, Check
 from treeeagle_edge.run_plan import RunPlan
-from treeeagle_edge.speed_estimate import SpeedEstimate, estimate_speed
+from treeeagle_edge.speed_estimate import SpeedEstimate, estimate_speed, joint_bandwidth
 from treeeagle_edge.units import GB, format_gb
 
 # Common cards: (GB, card, GB/s of the data sheet). They stand for a card that this machine does not have.
@@ -42,33 +42,45 @@ class Speed:
 
 
 def expected_speeds(
-    plan: RunPlan, hardware: Hardware, *, measured: float | None, verify_cost: float | None
+    plan: RunPlan, hardware: Hardware, *, measured: Mapping[str, float], verify_cost: float | None
 ) -> tuple[Speed, ...]:
-    """Estimates for every possible bandwidth; none where no card of this size is known.
+    """Estimates for every possible bandwidth; none where no card of this size is known, or one of several is not.
 
-    measured: GB/s of this machine. verify_cost: as `estimate_speed` takes it. Each is None where not measured.
+    measured: GB/s by device, of those that were measured. verify_cost: as `estimate_speed` takes it, or None.
     """
-    if measured is not None:
+    sheets = {gpu.device: gpu.bandwidth for gpu in hardware.gpus if gpu.usable and gpu.bandwidth is not None}
+    sources: list[tuple[str, Mapping[str, float]]] = []
+    if measured.keys() >= set(plan.devices):
         sources = [("measured", measured)]
     elif hardware.gpu is None:
-        sources = [("assumed, not measured", _TYPICAL_DDR)]
-    elif hardware.gpu.bandwidth is not None:
-        sources = [("data sheet", hardware.gpu.bandwidth)]
-    else:
+        sources = [("assumed, not measured", {plan.device: _TYPICAL_DDR})]
+    elif sheets.keys() >= set(plan.devices):
+        sources = [("data sheet", sheets)]
+    elif len(plan.devices) == 1:
         low, high = _CLASS_MARGIN
         sources = [
-            (f"data sheet of {card}", speed)
+            (f"data sheet of {card}", {plan.device: speed})
             for size, card, speed in TYPICAL_CARDS
             if low <= hardware.total / (size * GB) <= high
         ]
+    turns = ", cards in turn" if len(plan.devices) > 1 else ""
     return tuple(
-        Speed(source, estimate_speed(plan, speed, verify_cost=verify_cost)) for source, speed in sources
+        Speed(
+            source + turns,
+            estimate_speed(
+                plan, joint_bandwidth(plan, rates), home=rates[plan.device], verify_cost=verify_cost
+            ),
+        )
+        for source, rates in sources
     )
 
 
-def check_speeds(speeds: tuple[Speed, ...], hardware: Hardware) -> Iterator[Check]:
+def check_speeds(speeds: tuple[Speed, ...], hardware: Hardware, plan: RunPlan) -> Iterator[Check]:
     """A line that says why no speed is given, where there is none."""
-    if not speeds:
+    if not speeds and len(plan.devices) > 1:
+        text = f"the bandwidth of one of {', '.join(plan.devices)} is not listed here, so no speed is given"
+        yield Check("speed", WARN, text, "run this without --fast, which measures it")
+    elif not speeds:
         sizes = ", ".join(str(size) for size in sorted({size for size, *_ in TYPICAL_CARDS}))
         text = f"no card with {format_gb(hardware.total)} is listed here, so no speed is given"
         yield Check(

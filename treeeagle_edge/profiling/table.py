@@ -44,8 +44,9 @@ _INTRODUCTION = """\
     ```
 
     - **need**: GB (10^9 bytes) of weights, embedding and lm_head, the draft head that goes with the model if there is
-      one, keys and values for the context and one tree, and the workspace of the widest pass. Behind it, the cards on
-      which that fits beside what is kept free for a desktop and the driver: {reserves}.
+      one, keys and values for the context and one tree, the workspace of the widest pass, and the CUDA graphs of
+      rounds. Behind it, the cards on which that fits beside what is kept free for a desktop and the driver:
+      {reserves}.
       "{none}": longer than the model's own context.
     - **longest**: tokens of context that fit the card, in bold where that is all the model has.
     - Weights are `--bits` 4, 8 and 16. int8 on CUDA (LLM.int8) buys room, not speed.
