@@ -214,8 +214,8 @@ def test_a_tensor_of_another_place_would_be_noticed() -> None:
 def test_a_device_apart_takes_no_tensor_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors that only claim to lie on two devices: PyTorch itself refuses to mix them."""
     home, apart = CPU, torch.device("meta")
-    for name in ("target", "linear"):  # no program runs on meta
-        monkeypatch.setattr(f"treeeagle_edge.{name}.check_bits", lambda bits, device: None)
+    for name in ("treeeagle_edge.target", "treeeagle_edge.linear"):  # no program runs on meta
+        monkeypatch.setattr(f"{name}.check_bits", lambda bits, device: None)
     with FakeTensorMode():
         places = [apart if place == OTHER else home for place in SPLITS["two"]]
         target = load_target(RandomCheckpoint(), bits=32, context=128, device=home, places=places)
