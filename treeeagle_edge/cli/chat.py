@@ -137,6 +137,8 @@ def _one_shot_text(prompt: str | None, *, raw: bool) -> str | None:
 
 def _comes_soon(stream: TextIO | None) -> bool:
     """False where nothing is piped in for a while: whoever started this may have left a stream open by mistake."""
+    if stream is None:
+        return True
     try:
         return bool(select.select([stream], [], [], PATIENCE_S)[0])
     except (OSError, TypeError, ValueError):  # closed, no file, or of a kind that cannot be waited for
