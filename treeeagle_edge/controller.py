@@ -16,7 +16,7 @@ _FORGET = 0.92  # weight of the rounds before the newest one, in a verdict
 _FORGET_RATE = 0.98  # and in the going rate, which several answers share
 # plain rounds; doubles while probing finds that drafting still does not pay
 _SHORT_PAUSE, _LONG_PAUSE = 24, 384
-# what a draft would add where a looked-up token is wrong, and what it would take
+# what a draft is thought to gain where a looked-up token is wrong, and the levels it takes for that
 _TOKENS_OF_A_DRAFT, _LEVELS_OF_A_DRAFT = 2.0, 2
 
 
@@ -51,8 +51,7 @@ class Controller:
     ) -> AdaptiveGrowth | None:
         """How the next round's tree grows; None where the head should not draft. What is returned serves one round.
 
-        Where the text suggests a continuation that is nearly sure, a draft is not worth its time: it could at most save
-        what little is likely to go wrong.
+        match: what the text suggests. Where that is nearly sure to be right, a draft could gain too little.
         """
         if self.paused:
             return None
@@ -75,7 +74,10 @@ class Controller:
         stop_ids: Collection[int],
         growth: Growth | None,
     ) -> DraftTree:
-        """`tree` and what of the match pays for its rows; `growth` sized it, None where the head did not draft."""
+        """`tree` with a branch of what the text suggests, see `lookup.with_match`.
+
+        growth: what sized the tree; None where the head did not draft.
+        """
         drafting = self.costs.draft(growth.levels) if growth else 0.0
         return with_match(
             tree,
@@ -89,8 +91,9 @@ class Controller:
         )
 
     def observe(self, round_: Round, growth: Growth | None, match: Match | None = None) -> None:
-        """Learn from a round; `growth` sized the head's tree, None where it did not draft; `match`: what the text
-        suggested.
+        """Learn from a round.
+
+        growth: what sized the head's tree; None where it did not draft. match: what the text suggested.
         """
         self.costs.observe(round_, growth.levels if growth else 0)
         if match is not None and round_.tree is not None:

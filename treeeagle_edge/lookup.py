@@ -1,8 +1,8 @@
-"""What the text itself suggests: where its last tokens stood before, what followed then may follow now.
+"""Drafts from the text itself: what followed the last tokens when they stood there before may follow them again.
 
-Summaries, code and answers about a text repeat parts of it, word for word, further than a head sees. A continuation
-that is looked up (Yang et al., arXiv 2304.04487; Saxena 2023, prompt lookup decoding) is one more branch of a round's
-tree: it costs no pass of the head, and the target checks it with the rest.
+Summaries, code and answers about a text repeat long parts of it word for word, and a head cannot see that far. The
+continuation is looked up (prompt lookup decoding, Saxena 2023; Yang et al., arXiv 2304.04487) and becomes one more
+branch of the round's tree. It costs no pass of the head, and the target checks it with the rest.
 """
 
 from __future__ import annotations
@@ -17,42 +17,44 @@ import numpy as np
 from treeeagle_edge.costs import CostModel
 from treeeagle_edge.tree import DraftTree
 
-_SHORT, _LONG = 2, 4  # tokens that must stand there again; where the longer ones do, they are taken
-_FACTOR, _MASK = 0x9E3779B97F4A7C15, (1 << 62) - 1  # of a run's number
-_LEAST_CHANCE = 0.3  # of a match's first new token: below, looking further takes about what it gains
-_LEAST_REACH = 0.02  # a row that is less likely to be walked never pays
-_MOST_COMPARED = 16  # tokens back; agreement beyond says nothing new
+_SHORT, _LONG = 2, 4  # lengths of the runs of tokens that are looked for; a long one is preferred
+_FACTOR, _MASK = 0x9E3779B97F4A7C15, (1 << 62) - 1  # make a number of a run
+_LEAST_CHANCE = 0.3  # of a match's first new token: below it, the time in Python is about what a branch gains
+_LEAST_REACH = 0.02  # chance of a row to be walked, below which it never pays
+_MOST_COMPARED = 16  # tokens; what agrees further back says nothing new
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
     """An earlier place in the text that reads like its end."""
 
-    length: int  # tokens before it that agree, at most `_MOST_COMPARED`
-    tokens: list[int]  # what followed there
+    length: int  # how many tokens up to there are the same, at most `_MOST_COMPARED`
+    tokens: list[int]  # what followed
 
 
 class Lookup:
-    """A text, and where each of its short runs of tokens stood last."""
+    """A text, with an index of where each run of two and of four tokens ended last."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = list(tokens)
-        # by run length: a number for a run -> where it ended last before the text's own end
+        # for each length of run: the number of a run -> where it ended last
         self._ends = {length: _last_ends(self._tokens[:-1], length) for length in (_LONG, _SHORT)}
-        self._found: dict[int, int | None] = {}  # where the run at the text's end had stood before
+        self._found: dict[
+            int, int | None
+        ] = {}  # for each length: where the run at the text's end ended before
         self._note_end()
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """`tokens` follow."""
+        """Add `tokens` to the text."""
         for token in tokens:
             self._tokens.append(token)
             self._note_end()
 
     def match(self, most: int) -> Match | None:
-        """The place that suggests what follows, with at most `most` tokens from there; None where there is none.
+        """The newest place where the last four tokens stood before, else the last two, with the `most` tokens that
+        followed; None where there is no such place.
 
-        The newest one that agrees in `_LONG` tokens, else the newest of `_SHORT`. A place so near that its
-        continuation runs into the text's end goes on with itself: the text repeats itself in short turns.
+        Where fewer than `most` have followed so far, the text runs in a circle, and the continuation goes round too.
         """
         text = self._tokens
         end = self._found[_LONG] or self._found[_SHORT]
@@ -62,7 +64,7 @@ class Lookup:
         while length < min(end, _MOST_COMPARED) and text[end - length - 1] == text[here - length - 1]:
             length += 1
         if length < _SHORT:
-            return None  # two runs had the same number
+            return None  # another run that has the same number
         following = text[end : end + most]
         while len(following) < most:
             following += following[: most - len(following)]
@@ -82,8 +84,9 @@ class Lookup:
 
 
 def _last_ends(tokens: Sequence[int], length: int) -> dict[int, int]:
-    """Where each run of `length` tokens ends last, by its number: hashed into 62 bits, since containers in large
-    numbers would keep the garbage collector busy.
+    """The number of each run of `length` tokens -> where it ends last.
+
+    Numbers and not tuples: the garbage collector would go through so many containers again and again.
     """
     text = np.array(tokens, dtype=np.uint64)
     count = len(text) - length + 1
@@ -92,25 +95,22 @@ def _last_ends(tokens: Sequence[int], length: int) -> dict[int, int]:
     numbers = np.zeros(count, dtype=np.uint64)
     for start in range(length):
         numbers = (numbers * np.uint64(_FACTOR) + text[start : start + count]) & np.uint64(_MASK)
-    return dict(
-        zip(numbers.tolist(), range(length, len(text) + 1), strict=True)
-    )  # of equal ones the last stays
+    ends = range(length, len(text) + 1)
+    return dict(zip(numbers.tolist(), ends, strict=True))  # a later end replaces an earlier one
 
 
 class LookupAcceptance:
-    """How often looked-up tokens were right, by how many before them agreed, learnt online.
+    """How often looked-up tokens were right, learnt online, by the number of tokens before them that agreed.
 
-    Three counts: of all, of those that the head drafted too, and of those that it did not. A token further on in a
-    match has the ones before it as agreement, so the same counts serve every place of a match.
+    There are three counts: of all tokens, of those that the head drafted too, and of those that it did not. When the
+    walk comes to the third token of a match, the two before it agreed as well. So a token counts by the match's length
+    plus its place.
     """
 
     ALL, SHARED, NEW = range(3)
-    _WRONG = (
-        0.55,
-        0.25,
-        0.75,
-    )  # at two tokens of agreement, before anything was seen; a fifth less with each more
-    _PRIOR, _DECAY = 8.0, 0.985
+    _WRONG = (0.55, 0.25, 0.75)  # chance to be wrong after two tokens; each further one makes it a fifth less
+    _PRIOR = 8.0  # observations that this counts for
+    _DECAY = 0.985  # weight that an observation keeps with each later one of its kind
 
     def __init__(self) -> None:
         places = range(_MOST_COMPARED + 1)
@@ -125,8 +125,10 @@ class LookupAcceptance:
         return right / (self._seen[kind][at] + self._PRIOR)
 
     def observe(self, match: Match, shared: int | None, settled: Sequence[int]) -> None:
-        """Learn from the tokens that a round `settled`: they tell of the match up to its first wrong token, whether
-        they were in the tree or not. The head drafted the first `shared` tokens too; None: it did not draft.
+        """Learn from the tokens that a round settled, up to the match's first wrong token. Which of the match's tokens
+        were in the tree does not matter.
+
+        shared: how many of the first tokens the head drafted too; None where it did not draft.
         """
         for place, (looked_up, true) in enumerate(zip(match.tokens, settled, strict=False)):
             kinds = [self.ALL]
@@ -141,7 +143,7 @@ class LookupAcceptance:
 
 
 def shared_tokens(tree: DraftTree, match: Match) -> int:
-    """How many tokens of the match, from its first on, the head drafted as a path below the root."""
+    """How many of the match's first tokens the head drafted too, as a path below the root."""
     row: int | None = 0
     for place, token in enumerate(match.tokens):
         assert row is not None
@@ -153,11 +155,13 @@ def shared_tokens(tree: DraftTree, match: Match) -> int:
 
 @dataclass(frozen=True)
 class RoundWorth:
-    """What a round would settle and take without looking anything up."""
+    """What a branch is weighed against."""
 
-    chances: Callable[[DraftTree], list[float]]  # [N] of each row of the tree, that it is walked
-    seconds: float  # of drafting
-    rate: float  # tokens a second that time is worth elsewhere
+    chances: Callable[
+        [DraftTree], list[float]
+    ]  # of a tree that the head drafted: [N] that each row is walked
+    seconds: float  # that the draft took
+    rate: float  # tokens a second that rounds earned lately
 
 
 def with_match(
@@ -171,11 +175,13 @@ def with_match(
     nodes: int,
     stop_ids: Collection[int],
 ) -> DraftTree:
-    """`tree` with as much of the match as makes the round settle most tokens a second, `nodes` at most in all.
+    """`tree` with a branch of so many of the match's tokens that the round settles most tokens a second.
 
-    Tokens that the tree has already are its own. `drafted`: whether the head has had its say. Where no round of this
-    kind is as good as others are, time is worth what those earn, as in `growth.AdaptiveGrowth`; where it is better,
-    the next rounds will be of its kind, and its own speed is what counts.
+    The first tokens may be in the tree already; the branch begins below them. Where a round like this one is faster
+    than rounds were lately, its own speed decides, since the next ones will be like it. Otherwise its time is worth
+    what they earned, as in `growth.AdaptiveGrowth`.
+
+    drafted: whether the head drafted `tree`. nodes: the most in all. Nothing follows a token of `stop_ids`.
     """
     new = acceptance.NEW if drafted else acceptance.ALL
     shared = shared_tokens(tree, match)
