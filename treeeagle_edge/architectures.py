@@ -13,6 +13,7 @@ FAMILIES = {
 }
 GGUF_FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "minicpm": "minicpm"}
 
+MOST_LAYERS, MOST_WIDTH = 10_000, 2**31 - 1  # beyond these a config is damaged; each layer is looked at
 SUPPORTED_HINT = "use a Llama 2/3, Vicuna, Mistral, Qwen2/2.5, Qwen3, MiniCPM 1/2/4 or SmolLM2 model"
 
 _RECURRENT = "a hybrid or recurrent model, whose state cannot go back to an earlier token"

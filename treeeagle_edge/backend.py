@@ -68,7 +68,7 @@ def _native_or_reason(bits: int, device: str, config: ModelConfig, head: HeadCon
     widths = [width for it in shapes for width in (it.hidden_size, it.intermediate_size, it.head_dim)]
     odd = [width for width in widths if width % BLOCK]
     if odd:
-        return Backend(False, f"a width of {odd[0]} is no multiple of {BLOCK}", "use --kernels torch")
+        return Backend(False, f"a width of {odd[0]} is no multiple of {BLOCK}")
     from treeeagle_edge.kernels.native.loader import problem
 
     found = problem()

@@ -12,7 +12,8 @@ import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from treeeagle_edge.errors import InputError
+from treeeagle_edge.errors import InputError, reason_of
+from treeeagle_edge.text_file import read_text
 
 _RAW_HINT = "use --raw to send the text without a template"
 
@@ -89,9 +90,9 @@ class ChatTemplate:
                 f"the model's chat template refuses this conversation: {said}",
                 "leave out the system prompt if the model takes none, or " + _RAW_HINT,
             ) from error
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:  # the template is a program of the model's: it may fail with anything
             raise InputError(
-                f"the model's chat template fails on this conversation: {error}", _RAW_HINT
+                f"the model's chat template fails on this conversation: {reason_of(error)}", _RAW_HINT
             ) from error
 
 
@@ -102,7 +103,12 @@ def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str |
     """
     file = directory / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return read_text(file)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"{file} cannot be read: {reason_of(error)}", "download the file again"
+            ) from error
     declared = tokenizer_config.get("chat_template")
     if isinstance(declared, str):
         return declared

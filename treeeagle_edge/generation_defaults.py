@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.json_file import read_json
+from treeeagle_edge.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ def read_generation_defaults(directory: Path, config: Mapping[str, Any]) -> Gene
     """Defaults of a Hugging Face directory; `config` is its parsed config.json.
 
     Sampling values count unless generation_config.json says `do_sample: false`. Stop ids are the union of
-    both, because Llama 3 names its end-of-turn token in generation_config.json only.
+    both, because Llama 3 names its end-of-turn token in generation_config.json only. Raises InputError for values that
+    nothing could be sampled with.
     """
     file = directory / "generation_config.json"
     generation = read_json(file) if file.is_file() else {}
@@ -38,12 +41,17 @@ def read_generation_defaults(directory: Path, config: Mapping[str, Any]) -> Gene
     if generation.get("do_sample") is False:
         return GenerationDefaults(stop_ids=stop_ids)
     temperature, top_p, top_k = (generation.get(key) for key in ("temperature", "top_p", "top_k"))
-    return GenerationDefaults(
-        temperature=None if temperature is None else float(temperature),
-        top_p=None if top_p is None else float(top_p),
-        top_k=None if top_k is None else int(top_k),
-        stop_ids=stop_ids,
-    )
+    try:
+        defaults = GenerationDefaults(
+            temperature=None if temperature is None else float(temperature),
+            top_p=None if top_p is None else float(top_p),
+            top_k=None if top_k is None else max(int(top_k), 0),  # -1 is "off" to some publishers
+            stop_ids=stop_ids,
+        )
+        SamplingParams(temperature=defaults.temperature or 0.0, top_p=1.0 if top_p is None else float(top_p))
+    except (TypeError, ValueError, OverflowError, UsageError) as error:
+        raise InputError(f"{file} asks for sampling that cannot be: {error}", "correct the file") from error
+    return defaults
 
 
 def gguf_generation_defaults(metadata: Mapping[str, Any]) -> GenerationDefaults:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from treeeagle_edge.config.rope import rope_from_config
-from treeeagle_edge.errors import InputError
+from treeeagle_edge.errors import InputError, reason_of
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.head_files import locate_head, read_head_json, read_head_tensors
 from treeeagle_edge.head_layouts import NO_HEAD_HINT, REQUIRED, CanonicalHead, canonical_head
@@ -46,9 +46,16 @@ def open_head(
     """
     folder, weights = locate_head(path)
     declared = read_head_json(folder / "config.json")
-    head = canonical_head(read_head_tensors(weights), declared, target, weights)
+    stored = read_head_tensors(weights)
+    try:
+        head = canonical_head(stored, declared, target, weights)
+        config = _derive_config(head, target, weights)
+    except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise InputError(
+            f"the config or the tensors of the head in {folder} are of the wrong kind: {reason_of(error)}",
+            "fetch the head again",
+        ) from error
     tensors = head.tensors
-    config = _derive_config(head, target, weights)
     _cross_check(config, head.declared, folder)
     target_ids, notes = _draft_to_target(tensors.get("d2t"), config)
     notes = (*head.notes, *notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ def read_head_tensors(weights: Path) -> dict[str, Tensor]:
             return load_file(weights)
         # weights_only: a pickle from the internet must not run code
         loaded = torch.load(weights, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:  # its words are about PyTorch, and fill a screen
+        raise InputError(
+            f"cannot read the head's weights in {weights}: it is no table of tensors, or holds more than that",
+            hint,
+        ) from error
     except Exception as error:  # the unpickler raises whatever the bytes of a damaged file happen to provoke
         raise InputError(f"cannot read the head's weights in {weights}: {reason_of(error)}", hint) from error
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):

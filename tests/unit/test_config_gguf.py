@@ -119,7 +119,8 @@ def test_gguf_heads_are_sent_to_their_original(tmp_path: Path) -> None:
     ("keys", "named"),
     [
         ({"expert_count": 8}, "8 experts"),
-        ({"block_count": None}, "block_count"),
+        ({"block_count": None}, "does not say llama.block_count"),
+        ({"block_count": 10**9}, "says 1000000000 for llama.block_count"),
         ({"attention.head_count": [4, 2, 4, 4]}, "different shapes"),
         ({"rope.dimension_count": 8}, "rope.dimension_count"),
         ({"rope.scaling.type": "mystery"}, "mystery"),

@@ -144,6 +144,11 @@ def change(name: str, value: Tensor | None) -> dict[str, Tensor]:
         (change("embed_tokens.weight", torch.zeros(50, 32)), {}, "50 rows, the target's vocabulary 40"),
         (head_tensors(), {"hidden_size": 99}, "hidden_size 99, its tensors and the target say 32"),
         (head_tensors(), {"vocab_size": 41}, "vocab_size 41"),
+        (head_tensors(), {"rms_norm_eps": "small"}, "wrong kind: could not convert string to float"),
+        (head_tensors(), {"rope_theta": "high"}, "wrong kind"),
+        (head_tensors(), {"rope_scaling": 3}, "wrong kind"),
+        (head_tensors(), {"max_position_embeddings": float("inf")}, "wrong kind"),
+        (change("norm.weight", torch.tensor(1.0)), {}, "wrong kind"),
         (head_tensors(), {"num_attention_heads": 5}, "num_attention_heads 5"),
         (head_tensors(), {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}}, "taps layers"),
     ],
@@ -180,6 +185,9 @@ def test_damaged_and_missing_files(tmp_path: Path) -> None:
         open_head(folder, CONFIG)
     (folder / "pytorch_model.bin").write_text("root:x:0:0:root:/root:/bin/bash\n")
     with pytest.raises(InputError, match="cannot read the head's weights"):
+        open_head(folder, CONFIG)
+    (folder / "pytorch_model.bin").write_bytes(b'cos\nsystem\n(S"true"\ntR.')
+    with pytest.raises(InputError, match=r"it is no table of tensors, or holds more than that$"):
         open_head(folder, CONFIG)
     folder = save(tmp_path / "config", head_tensors())
     (folder / "config.json").write_text("{")

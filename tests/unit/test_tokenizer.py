@@ -14,6 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from treeeagle_edge.errors import InputError
+from treeeagle_edge.generation_defaults import GenerationDefaults, read_generation_defaults
 from treeeagle_edge.tokenizer.codec import load_tokenizer
 
 TEXTS = [
@@ -175,6 +176,8 @@ def test_no_template(tmp_path: Path) -> None:
         ("{{ messages[9].content }}", "chat template"),
         ("{{ 1 + messages }}", "chat template"),
         ("{{ ''.__class__.__mro__ }}", "chat template"),
+        ("{% for i in range(10**9) %}x{% endfor %}", "range too big"),
+        ("{{ 1 // 0 }}", "chat template"),
     ],
 )
 def test_a_template_that_refuses(tmp_path: Path, template: str, said: str) -> None:
@@ -189,6 +192,27 @@ def test_a_broken_template(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("a\n{% if %}")
     with pytest.raises(InputError, match="line 2"):
         load_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"chat_template\.jinja cannot be read"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("value", [{"temperature": "hot"}, {"temperature": 99}, {"top_p": 7}, {"top_k": []}])
+def test_sampling_that_cannot_be_is_refused_by_the_file_that_asks_for_it(tmp_path: Path, value) -> None:
+    """The person gave no such option, and would look for it in vain."""
+    (tmp_path / "generation_config.json").write_text(json.dumps(value))
+    with pytest.raises(
+        InputError, match=r"generation_config\.json asks for sampling that cannot be"
+    ) as caught:
+        read_generation_defaults(tmp_path, {})
+    assert caught.value.hint
+    (tmp_path / "generation_config.json").write_text(json.dumps({**value, "do_sample": False}))
+    assert read_generation_defaults(tmp_path, {}) == GenerationDefaults()
+
+
+def test_a_top_k_of_minus_one_is_off(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": -1}')
+    assert read_generation_defaults(tmp_path, {}) == GenerationDefaults(temperature=0.6, top_k=0)
 
 
 def test_llama3_stops_at_its_turn_token(tmp_path: Path) -> None:

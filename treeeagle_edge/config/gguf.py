@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
-from treeeagle_edge.architectures import SUPPORTED_HINT, gguf_family_of
+from treeeagle_edge.architectures import MOST_LAYERS, MOST_WIDTH, SUPPORTED_HINT, gguf_family_of
 from treeeagle_edge.config.rope import longest_position
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.gguf_file import GGUFFile
@@ -76,9 +76,11 @@ def _size(file: GGUFFile, key: str) -> int:
         raise InputError(
             f"{file.path} has layers of different shapes ({key}), which is not supported", SUPPORTED_HINT
         )
-    if not isinstance(value, int) or value < 1:
+    most = MOST_LAYERS if key == "block_count" else MOST_WIDTH
+    if not isinstance(value, int) or not 1 <= value <= most:
+        said = "does not say" if value is None else f"says {value!r} for"
         raise InputError(
-            f"{file.path} does not say {file.architecture}.{key}", "take another GGUF file of the model"
+            f"{file.path} {said} {file.architecture}.{key}", "take another GGUF file of the model"
         )
     return value
 

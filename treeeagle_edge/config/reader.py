@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treeeagle_edge.architectures import FAMILIES, SUPPORTED_HINT, family_of, unsupported
+from treeeagle_edge.architectures import (
+    FAMILIES,
+    MOST_LAYERS,
+    MOST_WIDTH,
+    SUPPORTED_HINT,
+    family_of,
+    unsupported,
+)
 from treeeagle_edge.config.quantised import stored_width
 from treeeagle_edge.config.rope import longest_position, rope_from_config
 from treeeagle_edge.config.rotation import rotation_of
@@ -64,14 +71,14 @@ def model_config_from_json(config: Mapping[str, Any], path: Path) -> ModelConfig
     """
     try:
         return _model_config(config, path)
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(
             f"config.json of {path} has a value of the wrong kind: {error}", "download the file again"
         ) from error
 
 
 def _model_config(config: Mapping[str, Any], path: Path) -> ModelConfig:
-    """See `model_config_from_json`; values of the wrong kind raise TypeError, ValueError, AttributeError."""
+    """See `model_config_from_json`; values of the wrong kind raise TypeError, ValueError and their like."""
     family = _family(config, path)
     layers = _size(config, "num_hidden_layers", path)
     stored = stored_width(config, layers, path)
@@ -142,10 +149,12 @@ def _refuse_unsupported(config: Mapping[str, Any], family: str, path: Path) -> N
 def _size(config: Mapping[str, Any], key: str, path: Path) -> int:
     """A positive whole number under `key`."""
     value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    most = MOST_LAYERS if key == "num_hidden_layers" else MOST_WIDTH
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         said = "does not say" if value is None else f"says {value!r} for"
         raise InputError(
-            f"config.json of {path} {said} {key}", "it takes a positive number; download the file again"
+            f"config.json of {path} {said} {key}",
+            f"it takes a whole number from 1 to {most:,}; download the file again",
         )
     return value
 
@@ -153,6 +162,8 @@ def _size(config: Mapping[str, Any], key: str, path: Path) -> int:
 def _max_position(config: Mapping[str, Any], family: str) -> int:
     """The declared context, before scaling and windows; `max_sequence_length` is Vicuna-16k's word for it."""
     declared = int(config.get("max_position_embeddings") or _DEFAULT_MAX_POSITION[family])
+    if declared < 1:
+        raise ValueError(f"max_position_embeddings is {declared}")
     return max(declared, int(config.get("max_sequence_length") or 0)) if family == "llama" else declared
 
 
