@@ -176,7 +176,7 @@ set_up() { # run | test
   say "installing treeeagle and what it needs (some 400 MB)"
   pip_install --no-build-isolation --editable "$here$extra" || explain treeeagle
   say "looking for the demo model"
-  "$venv/bin/python" -P -m treeeagle_edge.fetch </dev/null 9<&- || exit $?
+  "$venv/bin/python" -P -m treeeagle_edge.sources.demo_model </dev/null 9<&- || exit $?
   say "building the native kernels" # without a compiler PyTorch's own operations serve
   "$venv/bin/python" -P -m treeeagle_edge.kernels.native.loader >&2 </dev/null 9<&- || true
   printf '%s\n' "$key" >"$venv/ready-run"

@@ -33,7 +33,7 @@ from measuring.runs import (
 from measuring.timing import decode
 
 from treeeagle_edge.bench.samples import first_difference
-from treeeagle_edge.engine import Engine
+from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.markdown_table import aligned_table
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams

@@ -22,17 +22,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from treeeagle_edge.checkpoint.head import open_head
 from treeeagle_edge.checkpoint.opening import Checkpoint, open_checkpoint
-from treeeagle_edge.engine import Engine
-from treeeagle_edge.head import Head
-from treeeagle_edge.head_checkpoint import open_head
+from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.kernels.view import AttentionView
-from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.kv.store import KVStore
 from treeeagle_edge.limits import MAX_EXPANSIONS
-from treeeagle_edge.models import BUNDLED_HEADS, resolve_model
+from treeeagle_edge.model.head import Head
+from treeeagle_edge.model.target import Target, load_target
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
-from treeeagle_edge.target import Target, load_target
+from treeeagle_edge.sources.model_names import BUNDLED_HEADS, resolve_model
 from treeeagle_edge.tokenizer.codec import load_tokenizer
 from treeeagle_edge.training.export import write_head
 

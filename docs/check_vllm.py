@@ -75,8 +75,8 @@ def write_target(model: Path, folder: Path) -> Path:
 
 def export(head: Path, model: Path, target: Path, folder: Path) -> Path:
     """The head in the layout of speculators, naming `target` as its verifier."""
+    from treeeagle_edge.checkpoint.head import open_head
     from treeeagle_edge.checkpoint.opening import open_checkpoint
-    from treeeagle_edge.head_checkpoint import open_head
     from treeeagle_edge.training.export import write_head
 
     opened = open_head(head, open_checkpoint(model).config)
@@ -201,7 +201,7 @@ def main() -> int:
         return 0
     import torch
 
-    from treeeagle_edge.models import BUNDLED_HEADS, resolve_model
+    from treeeagle_edge.sources.model_names import BUNDLED_HEADS, resolve_model
 
     torch.set_num_threads(chosen.threads)
     folder = chosen.folder.resolve()

@@ -39,7 +39,7 @@ from measuring.runs import (
 )
 
 from treeeagle_edge.errors import InputError, UsageError
-from treeeagle_edge.models import resolve_model
+from treeeagle_edge.sources.model_names import resolve_model
 
 PARTS = ("verify", "decode", "prefill", "turn", "memory")
 WITH_LLAMA = {"decode", "prefill"}

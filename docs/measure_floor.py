@@ -28,10 +28,10 @@ from treeeagle_edge.bench.prompts import builtin_prompts
 from treeeagle_edge.bench.run import environment_of
 from treeeagle_edge.bench.samples import PLAIN, TREE, Case, first_difference
 from treeeagle_edge.markdown_table import aligned_table
-from treeeagle_edge.models import resolve_model
 from treeeagle_edge.runtime import load_runtime
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.sources.model_names import resolve_model
 
 ORACLE = "transformers"
 ARMS = (ORACLE, PLAIN, TREE)

@@ -27,7 +27,7 @@ def answer_once(chosen: argparse.Namespace) -> dict[str, Any]:
     from measuring.timing import decode
 
     from treeeagle_edge.bench.prompts import builtin_prompts
-    from treeeagle_edge.memory_watch import MemoryWatch
+    from treeeagle_edge.hardware.memory_watch import MemoryWatch
     from treeeagle_edge.sampling_params import SamplingParams
 
     watch = MemoryWatch()

@@ -25,7 +25,7 @@ from measuring.timing import decode
 from torch import Tensor
 
 from treeeagle_edge.markdown_table import aligned_table
-from treeeagle_edge.model_protocols import TargetModel
+from treeeagle_edge.model.protocols import TargetModel
 from treeeagle_edge.sampling_params import SamplingParams
 
 ARMS = {  # name -> bits and kernels

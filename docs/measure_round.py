@@ -32,7 +32,7 @@ from measuring.runs import (
 )
 from measuring.timing import Spread, in_turn
 
-from treeeagle_edge.engine import Engine
+from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.kernels.native.library import library
 from treeeagle_edge.markdown_table import aligned_table

@@ -28,14 +28,14 @@ from measuring.runs import Report, add_bits, parser, run, say
 from measuring.timing import in_turn
 
 from treeeagle_edge.bench.plot import check_plot, save
-from treeeagle_edge.costs import CostModel, CostTable
+from treeeagle_edge.drafting.costs import CostModel, CostTable
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.kernels.native.team import Team
 from treeeagle_edge.limits import MAX_EXPANSIONS
 from treeeagle_edge.markdown_table import aligned_table
+from treeeagle_edge.model.native_head import NativeHead
+from treeeagle_edge.model.native_target import load_native_target
 from treeeagle_edge.model_config import ModelConfig
-from treeeagle_edge.native_head import NativeHead
-from treeeagle_edge.native_target import load_native_target
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32)
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 31)  # nodes

@@ -60,7 +60,7 @@ def demo_gguf() -> Path:
     """The demo model's GGUF file, fetched by the package's own code where it is missing. Torch gets two threads."""
     import torch
 
-    from treeeagle_edge.fetch import fetch_demo_model
+    from treeeagle_edge.sources.demo_model import fetch_demo_model
 
     torch.set_num_threads(2)
     return fetch_demo_model()

@@ -26,7 +26,7 @@ class TreeShape:
     branching: int = 4  # nodes expanded a level, and children scored for each
     nodes: int = 16  # the best of all scored candidates form the tree, the root not counted
     adaptive: bool = False
-    lookup: bool = True  # whether an adaptive tree also has what the text suggests (`lookup.py`)
+    lookup: bool = True  # whether an adaptive tree also has what the text suggests (`drafting/lookup.py`)
 
     def __post_init__(self) -> None:
         for name, high in (("depth", MAX_DEPTH), ("branching", MAX_BRANCHING), ("nodes", MAX_NODES)):

@@ -11,23 +11,23 @@ from pathlib import Path
 import torch
 
 from treeeagle_edge.checkpoint.opening import open_checkpoint
-from treeeagle_edge.costs import load_table, save_table
-from treeeagle_edge.engine import Engine
+from treeeagle_edge.config.generation_defaults import GenerationDefaults
+from treeeagle_edge.drafting.costs import load_table, save_table
+from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.generation_defaults import GenerationDefaults
-from treeeagle_edge.hardware import Hardware, detect
-from treeeagle_edge.heap import give_back_freed
-from treeeagle_edge.kernel_shapes import head_shape, target_shape
+from treeeagle_edge.hardware.detection import Hardware, detect
+from treeeagle_edge.hardware.heap import give_back_freed
 from treeeagle_edge.kernels.dispatch import OPERATIONS, serving
 from treeeagle_edge.kernels.trial import choose_kernels
 from treeeagle_edge.kernels.trial_cases import ModelShape
-from treeeagle_edge.model_protocols import DraftHead, TargetModel
+from treeeagle_edge.model.kernel_shapes import head_shape, target_shape
+from treeeagle_edge.model.protocols import DraftHead, TargetModel
+from treeeagle_edge.model_loading import head_path_of, load_models, plan_and_fetch
 from treeeagle_edge.paths import cache_dir
-from treeeagle_edge.plan import MemoryPlan
-from treeeagle_edge.planned_models import head_path_of, load_models, plan_and_fetch
+from treeeagle_edge.planning.memory_plan import MemoryPlan
+from treeeagle_edge.planning.run_plan import RunPlan, pick_profile
 from treeeagle_edge.progress import Progress, silent
 from treeeagle_edge.rounds import TreeShape
-from treeeagle_edge.run_plan import RunPlan, pick_profile
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.tokenizer.codec import Tokenizer, load_tokenizer
 from treeeagle_edge.units import format_gb

@@ -13,7 +13,7 @@ import heapq
 from dataclasses import dataclass
 from functools import cache
 
-from treeeagle_edge.costs import CostModel
+from treeeagle_edge.drafting.costs import CostModel
 
 LATER = 0.4  # from the demo's head with 20 nodes on the built-in prompts: 52 % first, 23 % the next three together
 BRANCHING = 4  # candidates of a node

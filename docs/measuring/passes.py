@@ -9,16 +9,16 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from treeeagle_edge.growth import FixedGrowth
+from treeeagle_edge.drafting.growth import FixedGrowth
+from treeeagle_edge.engine.passes import Passes
 from treeeagle_edge.kernels.view import AttentionView
-from treeeagle_edge.kv_pool import KVPool
-from treeeagle_edge.kv_store import KVStore
-from treeeagle_edge.model_protocols import DraftHead, TargetModel
-from treeeagle_edge.passes import Passes
+from treeeagle_edge.kv.pool import KVPool
+from treeeagle_edge.kv.sequence import LiveSequence
+from treeeagle_edge.kv.store import KVStore
+from treeeagle_edge.model.protocols import DraftHead, TargetModel
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling import Sampler
 from treeeagle_edge.sampling_params import SamplingParams
-from treeeagle_edge.sequence import LiveSequence
 from treeeagle_edge.tree import DraftTree
 
 MOST_ROWS = 64  # of a verify pass

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treeeagle_edge.generation_defaults import GenerationDefaults
-from treeeagle_edge.head_checkpoint import HeadCheckpoint
+from treeeagle_edge.checkpoint.head import HeadCheckpoint
+from treeeagle_edge.checkpoint.tensor_shapes import expected_shapes
+from treeeagle_edge.config.generation_defaults import GenerationDefaults
 from treeeagle_edge.head_config import HeadConfig
-from treeeagle_edge.known_models import KNOWN_MODELS
 from treeeagle_edge.model_config import ModelConfig, RopeConfig
-from treeeagle_edge.tensor_shapes import expected_shapes
+from treeeagle_edge.planning.known_models import KNOWN_MODELS
 
 _DEVIATION = 0.02  # of the weights
 _BLOCK = 32  # weights that share a scale

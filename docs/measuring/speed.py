@@ -11,13 +11,13 @@ from measuring.llama import LlamaArm
 from measuring.passes import PassTimer
 from measuring.runs import PromptIds, Report, long_prompt, say
 from measuring.timing import Decoded, Spread, decode, in_turn, ratio
-from treeeagle_edge.answer import Answer
 from treeeagle_edge.bench.prompts import BenchPrompt
-from treeeagle_edge.engine import Engine
+from treeeagle_edge.chat.answer import Answer
+from treeeagle_edge.chat.session import Session
+from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.markdown_table import aligned_table
 from treeeagle_edge.runtime import Runtime
 from treeeagle_edge.sampling_params import SamplingParams
-from treeeagle_edge.session import Session
 
 FOLLOW_UP = "Please say that again in two sentences."
 T = TypeVar("T")

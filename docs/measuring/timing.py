@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import TypeVar
 
-from treeeagle_edge.engine import Engine
+from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from treeeagle_edge.answer import Answer
+from treeeagle_edge.chat.answer import Answer
+from treeeagle_edge.chat.session import Session
 from treeeagle_edge.runtime import Runtime, load_runtime
 from treeeagle_edge.sampling_params import SamplingParams
-from treeeagle_edge.session import Session
 from treeeagle_edge.settings import RunSettings
 
 

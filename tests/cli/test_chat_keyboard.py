@@ -19,12 +19,12 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_input
 from prompt_toolkit.output import DummyOutput
 
+from treeeagle_edge.chat.history import last_session_path, load_session
 from treeeagle_edge.cli.app import main
 from treeeagle_edge.cli.interrupt import LeaveNow
 from treeeagle_edge.cli.keyboard import kept_keys
 from treeeagle_edge.cli.line_input import EditorInput
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.history import last_session_path, load_session
 
 PATIENCE_S = 20  # after which a key counts as lost, and the test fails instead of waiting for ever
 

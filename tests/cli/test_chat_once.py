@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from chat_fakes import ByteCodec, ScriptEngine, fake_runtime, script
 
-from treeeagle_edge.answer import Speculation
+from treeeagle_edge.chat.answer import Speculation
+from treeeagle_edge.chat.history import last_session_path, load_session
 from treeeagle_edge.cli.app import main
 from treeeagle_edge.cli.printer import MarkdownPrinter
 from treeeagle_edge.cli.stats import speculation_advice, totals_lines
+from treeeagle_edge.config.generation_defaults import GenerationDefaults
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.generation_defaults import GenerationDefaults
-from treeeagle_edge.history import last_session_path, load_session
 from treeeagle_edge.text_file import MOST_TEXT
 
 

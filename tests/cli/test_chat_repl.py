@@ -9,8 +9,8 @@ import pytest
 from chat_fakes import ScriptEngine, script
 from chat_typed import Typed, prompt_text
 
+from treeeagle_edge.chat.history import Autosave, last_session_path, load_session
 from treeeagle_edge.cli.line_input import read_message
-from treeeagle_edge.history import Autosave, last_session_path, load_session
 
 
 def test_what_the_engine_finds_out_while_it_answers_is_told_once(repl):

@@ -12,12 +12,12 @@ import pytest
 from chat_fakes import ScriptEngine, script
 from chat_typed import prompt_text
 
-from treeeagle_edge.answer import Speculation
+from treeeagle_edge.chat.answer import Speculation
+from treeeagle_edge.chat.history import last_session_path, load_session
 from treeeagle_edge.cli.line_input import complete_slash
 from treeeagle_edge.cli.slash import COMMANDS, by_name, help_lines
 from treeeagle_edge.cli.stats import totals_lines
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.history import last_session_path, load_session
 from treeeagle_edge.rounds import TreeShape
 
 

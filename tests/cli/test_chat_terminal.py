@@ -20,8 +20,8 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from treeeagle_edge.chat.history import last_session_path, load_session, state_dir
 from treeeagle_edge.cli.line_input import PROMPT, EditorInput, PlainInput, choose_input
-from treeeagle_edge.history import last_session_path, load_session, state_dir
 
 PROGRAM = [sys.executable, str(Path(__file__).resolve().parent.parent / "helpers" / "chat_program.py")]
 READY = "\x1b[?2004h"  # the line editor asks for bracketed paste: from here on, keys are its own

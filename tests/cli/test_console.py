@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from treeeagle_edge.chat.history import last_session_path, load_session
 from treeeagle_edge.cli import console
 from treeeagle_edge.cli.console import ProgressLine
-from treeeagle_edge.history import last_session_path, load_session
 
 PROGRAM = [sys.executable, str(Path(__file__).resolve().parent.parent / "helpers" / "chat_program.py")]
 

@@ -145,7 +145,7 @@ def test_the_cpu_is_not_offered_in_place_of_a_card(
     def refuse(device: str) -> None:
         raise CannotRunError(f"device {device} cannot be used: no driver answered", hint)
 
-    monkeypatch.setattr("treeeagle_edge.hardware.detect", refuse)
+    monkeypatch.setattr("treeeagle_edge.hardware.detection.detect", refuse)
     assert main(["gpu-check"]) == 3
     assert capsys.readouterr().err == (
         "error: device cuda cannot be used: no driver answered\n"
@@ -159,7 +159,7 @@ def test_the_hint_of_a_fault_is_kept(
     def refuse(device: str) -> None:
         raise CannotRunError("the NVIDIA driver failed", "restart the computer")
 
-    monkeypatch.setattr("treeeagle_edge.hardware.detect", refuse)
+    monkeypatch.setattr("treeeagle_edge.hardware.detection.detect", refuse)
     assert main(["gpu-check"]) == 3
     assert " hint: restart the computer\n" in capsys.readouterr().err
 

@@ -9,8 +9,8 @@ import pytest
 from profile_fakes import BARE, CPU, RAM, describing, run, with_card
 
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.hardware import Hardware
-from treeeagle_edge.hardware_nvidia import Gpu
+from treeeagle_edge.hardware.detection import Hardware
+from treeeagle_edge.hardware.nvidia import Gpu
 from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.profiling import checks as profile_checks
 from treeeagle_edge.profiling import report as profile_report

@@ -7,11 +7,11 @@ from hub_model import CONFIG
 from hub_stand_in import CHUNK
 from pull_cases import HEAD, MODEL, WEIGHTS, run, snapshot
 
-from treeeagle_edge import pull
-from treeeagle_edge.hardware import Hardware
-from treeeagle_edge.hardware_cpu import Cpu, Ram
-from treeeagle_edge.hardware_nvidia import Gpu
-from treeeagle_edge.models import BUNDLED_HEADS
+from treeeagle_edge.hardware.cpu import Cpu, Ram
+from treeeagle_edge.hardware.detection import Hardware
+from treeeagle_edge.hardware.nvidia import Gpu
+from treeeagle_edge.sources import pull
+from treeeagle_edge.sources.model_names import BUNDLED_HEADS
 from treeeagle_edge.units import GB
 
 

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from treeeagle_edge.checkpoint.opening import read_config
 from treeeagle_edge.cli.app import main
-from treeeagle_edge.hardware import detect
+from treeeagle_edge.hardware.detection import detect
+from treeeagle_edge.planning.model_shapes import planned_model
+from treeeagle_edge.planning.run_plan import RunPlan, pick_profile, plan_run
 from treeeagle_edge.profiling.checks import check_choices
-from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
-from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
 
 BASE = ["--kernels", "torch", "--bits", "32", "--context", "256", "--threads", "1"]
@@ -80,12 +80,12 @@ def models(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> d
 @pytest.fixture
 def own_head(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Both models are known, with a head that is on this machine and goes with them where nothing else is asked."""
-    from treeeagle_edge import run_shapes
-    from treeeagle_edge.known_models import KnownModel
+    from treeeagle_edge.planning import model_shapes
+    from treeeagle_edge.planning.known_models import KnownModel
 
     config = read_config(models["plain"])
     known = KnownModel(config=config, head_name=str(models["head"]), head=None)
-    monkeypatch.setattr(run_shapes, "find_known", lambda name: known)
+    monkeypatch.setattr(model_shapes, "find_known", lambda name: known)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
 
 

@@ -13,8 +13,8 @@ import torch
 
 from treeeagle_edge import runtime as runtime_module
 from treeeagle_edge.cli.app import main
-from treeeagle_edge.hardware import Hardware, detect
-from treeeagle_edge.hardware_nvidia import Gpu
+from treeeagle_edge.hardware.detection import Hardware, detect
+from treeeagle_edge.hardware.nvidia import Gpu
 from treeeagle_edge.runtime import load_runtime
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.units import GB

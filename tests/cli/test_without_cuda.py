@@ -16,20 +16,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from treeeagle_edge.acceptance import Acceptance
 from treeeagle_edge.cli.app import main
-from treeeagle_edge.costs import CostModel, CostTable
+from treeeagle_edge.drafting.acceptance import Acceptance
+from treeeagle_edge.drafting.costs import CostModel, CostTable
+from treeeagle_edge.drafting.growth import AdaptiveGrowth, Candidate
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.growth import AdaptiveGrowth, Candidate
-from treeeagle_edge.hardware import Hardware
-from treeeagle_edge.hardware_cpu import Cpu, Ram
-from treeeagle_edge.hardware_nvidia import Gpu
+from treeeagle_edge.hardware.cpu import Cpu, Ram
+from treeeagle_edge.hardware.detection import Hardware
+from treeeagle_edge.hardware.nvidia import Gpu
 from treeeagle_edge.kernels import dispatch
 from treeeagle_edge.kernels.triton import fallback
-from treeeagle_edge.linear import make_linear
+from treeeagle_edge.model.linear import make_linear
+from treeeagle_edge.model.target import load_target
 from treeeagle_edge.profiling import checks as profile_checks
 from treeeagle_edge.rounds import TreeShape
-from treeeagle_edge.target import load_target
 
 without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 CUDA = torch.device("cuda")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from treeeagle_edge.plan import MemoryPlan, PlanLine
+from treeeagle_edge.planning.memory_plan import MemoryPlan, PlanLine
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.tree import DraftTree

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from treeeagle_edge.config.generation_defaults import GenerationDefaults
 from treeeagle_edge.errors import InputError, UsageError
-from treeeagle_edge.generation_defaults import GenerationDefaults
-from treeeagle_edge.plan import MemoryPlan, PlanLine
+from treeeagle_edge.planning.memory_plan import MemoryPlan, PlanLine
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.tree import DraftTree

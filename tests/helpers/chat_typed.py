@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 from chat_fakes import ByteCodec, ScriptEngine, fake_runtime, script
 
+from treeeagle_edge.chat.history import Autosave, new_session_path
+from treeeagle_edge.chat.session import Session
 from treeeagle_edge.cli.conversation import Conversation
 from treeeagle_edge.cli.interrupt import Interrupts
 from treeeagle_edge.cli.options import SamplingChoices
 from treeeagle_edge.cli.repl import run_repl
-from treeeagle_edge.history import Autosave, new_session_path
-from treeeagle_edge.session import Session
 
 Entry = str | type[BaseException] | Callable[[], str]
 

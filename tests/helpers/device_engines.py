@@ -6,9 +6,9 @@ import torch
 from engine_answers import PROMPT
 from tiny_models import VOCAB, tiny_head, tiny_target
 
-from treeeagle_edge.cuda_graphs import Capture
-from treeeagle_edge.engine import Engine
-from treeeagle_edge.head import HeadOutput
+from treeeagle_edge.device.cuda_graphs import Capture
+from treeeagle_edge.engine.loop import Engine
+from treeeagle_edge.model.head import HeadOutput
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 

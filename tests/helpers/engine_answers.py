@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tiny_models import tiny_engine
 
-from treeeagle_edge.engine import Engine
+from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.rounds import Round
 from treeeagle_edge.sampling_params import SamplingParams
 

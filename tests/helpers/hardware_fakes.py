@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from treeeagle_edge import hardware_nvidia
+from treeeagle_edge.hardware import nvidia
 
 MIB = 1 << 20
 # name, total MiB as NVML reports it, compute capability, GB/s of the data sheet
@@ -95,8 +95,8 @@ def faking(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def build(nvml=None, torch=None, signs=True):
         modules = {"pynvml": nvml, "torch": torch}
         real_import, real_find = (
-            hardware_nvidia.importlib.import_module,
-            hardware_nvidia.importlib.util.find_spec,
+            nvidia.importlib.import_module,
+            nvidia.importlib.util.find_spec,
         )
 
         def import_module(name):
@@ -112,8 +112,8 @@ def faking(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         fake = types.SimpleNamespace(
             import_module=import_module, util=types.SimpleNamespace(find_spec=find_spec)
         )
-        monkeypatch.setattr(hardware_nvidia, "importlib", fake)
-        monkeypatch.setattr(hardware_nvidia, "_driver_signs", lambda: signs)
+        monkeypatch.setattr(nvidia, "importlib", fake)
+        monkeypatch.setattr(nvidia, "_driver_signs", lambda: signs)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     return build

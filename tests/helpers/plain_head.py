@@ -9,7 +9,7 @@ import torch
 from tiny_models import CONFIG
 from torch import Tensor
 
-from treeeagle_edge.head_checkpoint import HeadCheckpoint
+from treeeagle_edge.checkpoint.head import HeadCheckpoint
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.model_config import ModelConfig
 

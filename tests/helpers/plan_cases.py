@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from treeeagle_edge.hardware import Hardware
-from treeeagle_edge.hardware_cpu import Cpu, Ram
-from treeeagle_edge.hardware_nvidia import Gpu
-from treeeagle_edge.known_models import KNOWN_MODELS
-from treeeagle_edge.run_plan import pick_profile, plan_run
-from treeeagle_edge.run_shapes import planned_model
+from treeeagle_edge.hardware.cpu import Cpu, Ram
+from treeeagle_edge.hardware.detection import Hardware
+from treeeagle_edge.hardware.nvidia import Gpu
+from treeeagle_edge.planning.known_models import KNOWN_MODELS
+from treeeagle_edge.planning.model_shapes import planned_model
+from treeeagle_edge.planning.run_plan import pick_profile, plan_run
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.units import GB
 from treeeagle_edge.widths import Widths, choose_widths

@@ -9,9 +9,9 @@ import pytest
 
 from treeeagle_edge.cli.app import main
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.hardware import Hardware
-from treeeagle_edge.hardware_cpu import Cpu, Ram
-from treeeagle_edge.hardware_nvidia import Gpu
+from treeeagle_edge.hardware.cpu import Cpu, Ram
+from treeeagle_edge.hardware.detection import Hardware
+from treeeagle_edge.hardware.nvidia import Gpu
 from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.profiling import checks as profile_checks
 from treeeagle_edge.profiling import report as profile_report
@@ -52,7 +52,7 @@ def describing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Hardware], None]:
         monkeypatch.setattr(profile_checks.shutil, "disk_usage", lambda _: usage)
         monkeypatch.setattr(profile_checks, "download_folder", lambda _: profile_checks.Path("/cache"))
 
-    monkeypatch.setattr("treeeagle_edge.run_shapes._local_model", lambda name: None)
+    monkeypatch.setattr("treeeagle_edge.planning.model_shapes._local_model", lambda name: None)
     return describe
 
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from treeeagle_edge.kernels.dispatch import use_backend
 from treeeagle_edge.kernels.view import AttentionView
-from treeeagle_edge.kv_store import KVStore
-from treeeagle_edge.target import Target, TargetOutput
+from treeeagle_edge.kv.store import KVStore
+from treeeagle_edge.model.target import Target, TargetOutput
 from treeeagle_edge.tree import DraftTree
 
 

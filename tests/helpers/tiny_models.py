@@ -9,18 +9,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from treeeagle_edge.engine import Engine
-from treeeagle_edge.generation_defaults import GenerationDefaults
-from treeeagle_edge.growth import FixedGrowth
-from treeeagle_edge.head import Head
-from treeeagle_edge.head_checkpoint import HeadCheckpoint
+from treeeagle_edge.checkpoint.head import HeadCheckpoint
+from treeeagle_edge.checkpoint.tensor_shapes import expected_shapes
+from treeeagle_edge.config.generation_defaults import GenerationDefaults
+from treeeagle_edge.drafting.growth import FixedGrowth
+from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.limits import MAX_EXPANSIONS
+from treeeagle_edge.model.head import Head
+from treeeagle_edge.model.pass_rows import FeatureRows, PassRows
+from treeeagle_edge.model.target import Target, load_target
 from treeeagle_edge.model_config import ModelConfig, RopeConfig
-from treeeagle_edge.pass_rows import FeatureRows, PassRows
 from treeeagle_edge.rounds import TreeShape
-from treeeagle_edge.target import Target, load_target
-from treeeagle_edge.tensor_shapes import expected_shapes
 from treeeagle_edge.tree import DraftTree
 
 CPU = torch.device("cpu")

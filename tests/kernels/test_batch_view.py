@@ -11,7 +11,7 @@ from tiny_models import tiny_target
 from treeeagle_edge.kernels.native.library import NativeError
 from treeeagle_edge.kernels.native.reading import Lists, View
 from treeeagle_edge.kernels.view import AttentionView, BatchView
-from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.kv.store import KVStore
 
 LENGTH = 16  # slots of each sequence
 IDS = [[5, 9, 2, 30], [7, 1], [11, 12, 13, 14, 15, 16, 17]]

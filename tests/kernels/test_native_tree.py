@@ -13,17 +13,17 @@ from native_toys import needs_native
 from plain_head import random_head
 from tiny_models import CONFIG, RandomCheckpoint
 
-from treeeagle_edge.acceptance import Acceptance
-from treeeagle_edge.controller import Controller
-from treeeagle_edge.costs import CostModel, CostTable
-from treeeagle_edge.drafter import Drafter, OneCallDrafter, drafter_for
-from treeeagle_edge.growth import AdaptiveGrowth, FixedGrowth, Growth
-from treeeagle_edge.head_checkpoint import HeadCheckpoint
+from treeeagle_edge.checkpoint.head import HeadCheckpoint
+from treeeagle_edge.drafting.acceptance import Acceptance
+from treeeagle_edge.drafting.controller import Controller
+from treeeagle_edge.drafting.costs import CostModel, CostTable
+from treeeagle_edge.drafting.drafter import Drafter, OneCallDrafter, drafter_for
+from treeeagle_edge.drafting.growth import AdaptiveGrowth, FixedGrowth, Growth
 from treeeagle_edge.kernels.native.library import NativeError
 from treeeagle_edge.kernels.native.team import Team
-from treeeagle_edge.native_head import NativeHead
-from treeeagle_edge.native_target import load_native_target
-from treeeagle_edge.pass_rows import FeatureRows, PassRows
+from treeeagle_edge.model.native_head import NativeHead
+from treeeagle_edge.model.native_target import load_native_target
+from treeeagle_edge.model.pass_rows import FeatureRows, PassRows
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.tree import DraftTree
 

@@ -97,7 +97,8 @@ def test_headers_are_looked_for_where_triton_takes_them_from() -> None:
 def test_choosing_and_refusing_it_imports_nothing_of_triton() -> None:
     code = (
         "import sys\n"
-        "from treeeagle_edge import head, passes, target\n"
+        "from treeeagle_edge.model import head; from treeeagle_edge.engine import passes; "
+        "from treeeagle_edge.model import target\n"
         "from treeeagle_edge.kernels import dispatch\n"
         "dispatch.available_backends()\n"
         "try:\n    dispatch.set_backend('triton')\nexcept Exception as error:\n    print(type(error).__name__)\n"

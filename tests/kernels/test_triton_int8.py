@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from triton_cases import DEVICE, TOLERANCE, needs_triton, normal
 
-from treeeagle_edge.int8_rows import quantise_rows
 from treeeagle_edge.kernels import reference_int8
-from treeeagle_edge.linear import CudaInt8Linear, bitsandbytes_module
+from treeeagle_edge.model.int8_rows import quantise_rows
+from treeeagle_edge.model.linear import CudaInt8Linear, bitsandbytes_module
 
 pytest.importorskip("triton")
 from treeeagle_edge.kernels import dispatch

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from triton_cases import DEVICE, TOLERANCE, needs_triton, normal
 
-from treeeagle_edge import linear
 from treeeagle_edge.checkpoint.bnb import Stored4bit
 from treeeagle_edge.kernels import dispatch
 from treeeagle_edge.kernels.triton import fallback, reference
-from treeeagle_edge.linear import Nf4Linear, PackedLinear
-from treeeagle_edge.target_stored import Stored4bitLinear
+from treeeagle_edge.model import linear
+from treeeagle_edge.model.linear import Nf4Linear, PackedLinear
+from treeeagle_edge.model.target_stored import Stored4bitLinear
 
 pytest.importorskip("triton")
 from treeeagle_edge.kernels.triton import launch

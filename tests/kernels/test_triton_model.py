@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton_cases import DEVICE, TOLERANCE, needs_triton
 
-from treeeagle_edge.head import Head, HeadOutput
 from treeeagle_edge.kernels import dispatch
 from treeeagle_edge.kernels.view import AttentionView
-from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.kv.store import KVStore
+from treeeagle_edge.model.head import Head, HeadOutput
+from treeeagle_edge.model.target import Target, load_target
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.sampling_params import SamplingParams
-from treeeagle_edge.target import Target, load_target
 
 pytest.importorskip("triton")
 from treeeagle_edge.kernels.triton import launch

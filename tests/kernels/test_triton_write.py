@@ -10,8 +10,8 @@ from triton_cases import DEVICE, assert_near, needs_triton, normal
 from treeeagle_edge.kernels.reference_layers import rotate
 from treeeagle_edge.kernels.triton import reference
 from treeeagle_edge.kernels.triton.operands import HeadNorm, KVScales, Pool
+from treeeagle_edge.model.rope import RotaryTable
 from treeeagle_edge.model_config import RopeConfig
-from treeeagle_edge.rope import RotaryTable
 
 pytest.importorskip("triton")
 from treeeagle_edge.kernels.triton import kv_write

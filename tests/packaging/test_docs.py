@@ -56,7 +56,7 @@ def test_every_expectation_is_shown_by_the_tests_that_the_page_names(repository:
 def test_the_modules_that_the_architecture_names_exist(repository: Path) -> None:
     text = (repository / "docs" / "architecture.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([\w/]+\.py)`", text))
-    assert "kv_pool.py" in named
+    assert "kv/pool.py" in named
     missing = [
         name
         for name in named

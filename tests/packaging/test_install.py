@@ -40,7 +40,7 @@ case "$1 $2" in
     echo "a complaint" >&2
     sleep "${STUB_PIP_SLEEPS:-0}"
     case "$*" in *--editable*) cp "$STUB/treeeagle" "$(dirname "$0")/treeeagle" ;; esac ;;
-  "-m treeeagle_edge.fetch") exit "${STUB_FETCH:-0}" ;;
+  "-m treeeagle_edge.sources.demo_model") exit "${STUB_FETCH:-0}" ;;
   "-m treeeagle_edge.kernels.native.loader") echo "native kernels: here"; exit "${STUB_NATIVE:-0}" ;;
   "-m pytest") exit "${STUB_EXIT:-0}" ;;
 esac
@@ -128,7 +128,7 @@ def test_alone_it_sets_up_and_says_what_next(place: Place) -> None:
     assert "torch==2.13.0+cpu" in torch
     assert "--index-url" not in torch  # the person's own index is asked first
     assert package.endswith(f"--no-build-isolation --editable {place.root}")
-    assert place.calls("treeeagle_edge.fetch")
+    assert place.calls("treeeagle_edge.sources.demo_model")
     assert place.calls("treeeagle_edge.kernels.native.loader") == [
         "-P -m treeeagle_edge.kernels.native.loader"
     ]
@@ -341,7 +341,7 @@ def test_kernels_that_cannot_be_built_stop_nothing(place: Place) -> None:
     assert (done.returncode, done.stdout) == (0, "<chat>\n")
     assert "native kernels: here" in done.stderr
     calls = place.calls("treeeagle_edge.")
-    assert [call.rpartition(".")[2] for call in calls] == ["fetch", "loader"]
+    assert [call.rpartition(".")[2] for call in calls] == ["demo_model", "loader"]
     place.run("chat")
     assert place.calls("treeeagle_edge.") == calls  # set up once
 

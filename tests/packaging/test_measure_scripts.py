@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from treeeagle_edge.costs import CostModel, CostTable
+from treeeagle_edge.drafting.costs import CostModel, CostTable
 from treeeagle_edge.kernels.native.loader import problem
 
 needs_native = pytest.mark.skipif(problem() is not None, reason=f"no native kernels: {problem()}")

@@ -91,7 +91,7 @@ def test_an_unpacked_wheel_imports_as_promised(wheel: zipfile.ZipFile, tmp_path:
     wheel.extractall(tmp_path)
     code = (
         "import importlib.util, treeeagle_edge, treeeagle_edge.kernels.view, treeeagle_edge.profiles;"
-        "from treeeagle_edge.models import resolve_head;"
+        "from treeeagle_edge.sources.model_names import resolve_head;"
         "print(treeeagle_edge.__file__); print(resolve_head('smollm2-135m-eagle3', ''));"
         "print(importlib.util.find_spec('kernels'))"
     )

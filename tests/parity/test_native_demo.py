@@ -12,12 +12,12 @@ from target_passes import in_pieces
 from treeeagle_edge.bench.prompts import builtin_prompts
 from treeeagle_edge.checkpoint.opening import open_checkpoint
 from treeeagle_edge.kernels.native.loader import problem
-from treeeagle_edge.models import BUNDLED_HEADS
+from treeeagle_edge.model.target import Target, load_target
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.runtime import Runtime, load_runtime
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.settings import RunSettings
-from treeeagle_edge.target import Target, load_target
+from treeeagle_edge.sources.model_names import BUNDLED_HEADS
 
 pytestmark = pytest.mark.skipif(problem() is not None, reason=f"no native kernels: {problem()}")
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from treeeagle_edge.checkpoint.head import open_head
 from treeeagle_edge.checkpoint.opening import open_checkpoint
-from treeeagle_edge.engine import Engine
-from treeeagle_edge.head import Head
-from treeeagle_edge.head_checkpoint import open_head
+from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.limits import MAX_EXPANSIONS
+from treeeagle_edge.model.head import Head
+from treeeagle_edge.model.target import Target, load_target
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
-from treeeagle_edge.target import Target, load_target
 from treeeagle_edge.training.export import LAYOUTS, write_head
 from treeeagle_edge.tree import DraftTree
 

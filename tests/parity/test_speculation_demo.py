@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from treeeagle_edge.engine import Engine
-from treeeagle_edge.head import Head
-from treeeagle_edge.linear import DenseLinear
+from treeeagle_edge.engine.loop import Engine
+from treeeagle_edge.model.head import Head
+from treeeagle_edge.model.linear import DenseLinear
 from treeeagle_edge.runtime import Runtime, load_runtime
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.settings import RunSettings

@@ -18,16 +18,16 @@ from treeeagle_edge.checkpoint.hf import HFCheckpoint
 from treeeagle_edge.checkpoint.opening import open_checkpoint
 from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.kernels.native import loader
-from treeeagle_edge.linear import DenseLinear
-from treeeagle_edge.plan_bytes import block_bytes
-from treeeagle_edge.target import Target, load_target
-from treeeagle_edge.target_stored import (
+from treeeagle_edge.model.linear import DenseLinear
+from treeeagle_edge.model.target import Target, load_target
+from treeeagle_edge.model.target_stored import (
     JoinedLinear,
     Stored4bitLinear,
     StoredInt8CudaLinear,
     StoredInt8Linear,
     stored_linear,
 )
+from treeeagle_edge.planning.torch_bytes import block_bytes
 
 CPU = torch.device("cpu")
 IDS = torch.arange(24) * 7 % 320
@@ -161,7 +161,7 @@ def test_native_kernels_convert_stored_weights(saved: Callable[[str], Path], kin
     if loader.problem() is not None:
         pytest.skip("native kernels need a C++ compiler")
     from treeeagle_edge.kernels.native.team import Team
-    from treeeagle_edge.native_target import load_native_target
+    from treeeagle_edge.model.native_target import load_native_target
 
     target = load_native_target(open_checkpoint(saved(kind)), Team(1), bits=bits, context=64, max_rows=24)
     ours, _ = in_pieces(target, IDS, 24)

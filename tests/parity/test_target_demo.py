@@ -11,7 +11,7 @@ from target_passes import in_pieces, tree_in_exact_passes
 from torch import Tensor
 
 from treeeagle_edge.checkpoint.opening import open_checkpoint
-from treeeagle_edge.target import Target, exact_rows, load_target
+from treeeagle_edge.model.target import Target, exact_rows, load_target
 from treeeagle_edge.tree import DraftTree
 
 pytestmark = pytest.mark.slow

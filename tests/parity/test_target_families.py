@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from treeeagle_edge.checkpoint.opening import open_checkpoint
-from treeeagle_edge.target import Target, load_target
+from treeeagle_edge.model.target import Target, load_target
 
 TOLERANCE = 1e-4  # max abs difference of logits, fp32
 CONTEXT = 96

@@ -7,7 +7,7 @@ import torch
 from tiny_models import VOCAB, tiny_target
 
 from treeeagle_edge.kernels.view import BatchView
-from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.kv.store import KVStore
 from treeeagle_edge.training.dialogues import ANSWER_TOKENS, DialogueToken, Script, Wish, retold, self_written
 from treeeagle_edge.training.generate import DialogueWriter
 from treeeagle_edge.training.pieces import ChatPieces

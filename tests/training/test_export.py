@@ -13,11 +13,11 @@ from plain_head import random_head
 from safetensors.torch import load_file
 from tiny_models import CONFIG, CPU, VOCAB, tiny_target
 
+from treeeagle_edge.checkpoint.head import HeadCheckpoint, open_head
+from treeeagle_edge.checkpoint.head_layouts import TAP_KEY
 from treeeagle_edge.errors import CannotRunError, InputError, UsageError
-from treeeagle_edge.head import Head
-from treeeagle_edge.head_checkpoint import HeadCheckpoint, open_head
-from treeeagle_edge.head_layouts import TAP_KEY
 from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.model.head import Head
 from treeeagle_edge.model_config import RopeConfig
 from treeeagle_edge.training.export import LAYOUTS, write_head
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tiny_models import CPU, VOCAB, head_tensors, tiny_head, tiny_target
 
-from treeeagle_edge.head import Head
 from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.model.head import Head
 from treeeagle_edge.training.module import Inputs, TrainableHead
 
 TOKENS, STEPS = 14, 4

@@ -17,9 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from treeeagle_edge.checkpoint.head import open_head
 from treeeagle_edge.checkpoint.opening import open_checkpoint
 from treeeagle_edge.cli.app import main
-from treeeagle_edge.head_checkpoint import open_head
 
 SMALL = (
     "--bits", "32", "--threads", "1", "--tokens", "16000", "--dialogues", "16", "--length", "224", "--unroll", "3",

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from treeeagle_edge.backend import Backend, choose_backend
 from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.kernels.native import loader
-from treeeagle_edge.known_models import KNOWN_MODELS
+from treeeagle_edge.planning.backend import Backend, choose_backend
+from treeeagle_edge.planning.known_models import KNOWN_MODELS
 
 DEMO = KNOWN_MODELS["smollm2-135m"]
 NO_COMPILER = loader.Problem("no C++ compiler is installed", "install g++ or clang++")

@@ -22,7 +22,7 @@ from treeeagle_edge.bench.samples import BenchRun, Divergence, Limits, Sample
 from treeeagle_edge.bench.stats import bench_row, scenario_rows
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.markdown_table import aligned_table
-from treeeagle_edge.plan import PlanLine
+from treeeagle_edge.planning.memory_plan import PlanLine
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.units import GB
 

@@ -10,15 +10,15 @@ import pytest
 
 from treeeagle_edge.config.reader import model_config_from_json
 from treeeagle_edge.errors import InputError, UsageError
-from treeeagle_edge.hardware import Hardware
-from treeeagle_edge.hardware_cpu import Cpu, Ram
-from treeeagle_edge.hardware_nvidia import Gpu
+from treeeagle_edge.hardware.cpu import Cpu, Ram
+from treeeagle_edge.hardware.detection import Hardware
+from treeeagle_edge.hardware.nvidia import Gpu
 from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.model_config import ModelConfig
-from treeeagle_edge.plan_bytes import block_bytes, linear_bytes
-from treeeagle_edge.run_alternatives import alternatives
-from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
-from treeeagle_edge.run_shapes import planned_model
+from treeeagle_edge.planning.alternatives import alternatives
+from treeeagle_edge.planning.model_shapes import planned_model
+from treeeagle_edge.planning.run_plan import RunPlan, pick_profile, plan_run
+from treeeagle_edge.planning.torch_bytes import block_bytes, linear_bytes
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.units import GB
 

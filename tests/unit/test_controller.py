@@ -11,12 +11,12 @@ import pytest
 import torch
 from tiny_models import tiny_engine, tiny_head, tiny_target
 
-from treeeagle_edge import calibrate
-from treeeagle_edge.acceptance import Acceptance
-from treeeagle_edge.controller import Controller
-from treeeagle_edge.costs import CostModel, CostTable, Curve, load_table, save_table
-from treeeagle_edge.engine import Engine
-from treeeagle_edge.growth import AdaptiveGrowth, Candidate
+from treeeagle_edge.drafting.acceptance import Acceptance
+from treeeagle_edge.drafting.controller import Controller
+from treeeagle_edge.drafting.costs import CostModel, CostTable, Curve, load_table, save_table
+from treeeagle_edge.drafting.growth import AdaptiveGrowth, Candidate
+from treeeagle_edge.engine import calibrate
+from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.rounds import Round, TreeShape, tree_shape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.tree import DraftTree

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from treeeagle_edge import cuda_graphs
-from treeeagle_edge.cuda_graphs import CudaCapture, Runs, Work
+from treeeagle_edge.device import cuda_graphs
+from treeeagle_edge.device.cuda_graphs import CudaCapture, Runs, Work
 from treeeagle_edge.errors import CannotRunError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")

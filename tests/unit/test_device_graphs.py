@@ -8,7 +8,7 @@ from device_engines import KINDS, SHAPE, make, with_oracle
 from engine_answers import answer
 from no_waiting import NoWaiting, on_meta
 
-from treeeagle_edge.cuda_graphs import Work
+from treeeagle_edge.device.cuda_graphs import Work
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import VOCAB, tiny_target
 
-from treeeagle_edge.answer import Speculation
-from treeeagle_edge.engine import Engine
+from treeeagle_edge.chat.answer import Speculation
+from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.errors import CannotRunError, InputError
 from treeeagle_edge.rounds import TreeShape, tree_shape
 from treeeagle_edge.sampling_params import SamplingParams

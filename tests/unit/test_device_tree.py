@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from treeeagle_edge.device.tree import DeviceTree, grow, num_rows
-from treeeagle_edge.drafter import Drafter
-from treeeagle_edge.growth import FixedGrowth
-from treeeagle_edge.head import HeadOutput
+from treeeagle_edge.drafting.drafter import Drafter
+from treeeagle_edge.drafting.growth import FixedGrowth
 from treeeagle_edge.kernels.view import AttentionView
-from treeeagle_edge.pass_rows import FeatureRows, PassRows, TensorHead
+from treeeagle_edge.model.head import HeadOutput
+from treeeagle_edge.model.pass_rows import FeatureRows, PassRows, TensorHead
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.tree import DraftTree
 

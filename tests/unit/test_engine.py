@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import VOCAB, OracleDrafter, tiny_engine
 
-from treeeagle_edge.engine import Engine
+from treeeagle_edge.engine.host_rounds import HostRounds
+from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.errors import CannotRunError, InputError, UsageError
-from treeeagle_edge.host_rounds import HostRounds
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 

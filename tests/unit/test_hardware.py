@@ -19,10 +19,10 @@ from hardware_fakes import (
 )
 
 from treeeagle_edge.errors import CannotRunError, UsageError
-from treeeagle_edge.hardware import detect, imagine_gpu
-from treeeagle_edge.hardware_nvidia import Gpu
-from treeeagle_edge.run_plan import pick_profile, plan_run
-from treeeagle_edge.run_shapes import planned_model
+from treeeagle_edge.hardware.detection import detect, imagine_gpu
+from treeeagle_edge.hardware.nvidia import Gpu
+from treeeagle_edge.planning.model_shapes import planned_model
+from treeeagle_edge.planning.run_plan import pick_profile, plan_run
 from treeeagle_edge.settings import RunSettings
 
 
@@ -200,7 +200,7 @@ def test_torch_is_not_imported_without_a_card(machine):
 
 def test_detection_imports_no_torch_on_this_machine():
     code = (
-        "import sys; from treeeagle_edge.hardware import detect; found = detect('cpu');"
+        "import sys; from treeeagle_edge.hardware.detection import detect; found = detect('cpu');"
         "assert found.cpu.threads >= found.cpu.cores >= 1 and found.ram.total >= found.ram.available > 0;"
         "sys.exit('torch' in sys.modules)"
     )

@@ -9,17 +9,17 @@ from hardware_fakes import (
     MIB,
 )
 
-from treeeagle_edge import hardware_cpu
+from treeeagle_edge.hardware import cpu
 
 
 def test_instruction_sets_are_read_from_x86_and_arm():
     x86 = "processor : 0\nmodel name : Some CPU\nflags : fpu fma avx2 avx512f avx512_vnni amx_int8\n"
-    assert hardware_cpu.parse_cpuinfo(x86) == (
+    assert cpu.parse_cpuinfo(x86) == (
         "Some CPU",
         ("amx-int8", "avx512-vnni", "avx512", "avx2", "fma"),
     )
     arm = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\n"
-    assert hardware_cpu.parse_cpuinfo(arm) == ("processor of unknown name", ("i8mm", "dotprod", "neon"))
+    assert cpu.parse_cpuinfo(arm) == ("processor of unknown name", ("i8mm", "dotprod", "neon"))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_instruction_sets_are_read_from_x86_and_arm():
     ],
 )
 def test_the_label_names_the_best_instruction_set(sets, cores, label):
-    assert hardware_cpu.Cpu("x", cores, cores, sets).label == label
+    assert cpu.Cpu("x", cores, cores, sets).label == label
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -49,21 +49,21 @@ def test_a_containers_limit_caps_memory(tmp_path: Path, version):
     (folder / names[0]).write_text(f"{64 * MIB}\n")
     (folder / names[1]).write_text(f"{40 * MIB}\n")
     (folder / "memory.stat").write_text(f"anon 1\n{inactive} {10 * MIB}\n")
-    ram = hardware_cpu.detect_ram(proc, groups)
-    assert ram == hardware_cpu.Ram(64 * MIB, 34 * MIB, limited=True)
+    ram = cpu.detect_ram(proc, groups)
+    assert ram == cpu.Ram(64 * MIB, 34 * MIB, limited=True)
 
 
 def test_no_limit_leaves_memory_alone(tmp_path: Path):
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "cgroup").write_text("0::/\n")
     (tmp_path / "memory.max").write_text("max\n")
-    ram = hardware_cpu.detect_ram(tmp_path, tmp_path)
+    ram = cpu.detect_ram(tmp_path, tmp_path)
     assert not ram.limited and ram.total > 0
 
 
 def test_a_cpu_quota_is_respected(tmp_path: Path):
-    assert hardware_cpu._quota_threads(tmp_path) > 1000
+    assert cpu._quota_threads(tmp_path) > 1000
     (tmp_path / "cpu.max").write_text("150000 100000\n")
-    assert hardware_cpu._quota_threads(tmp_path) == 2
+    assert cpu._quota_threads(tmp_path) == 2
     (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert hardware_cpu._quota_threads(tmp_path) > 1000
+    assert cpu._quota_threads(tmp_path) > 1000

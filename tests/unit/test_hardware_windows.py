@@ -13,13 +13,13 @@ from hardware_fakes import (
     FakeTorch,
 )
 
-from treeeagle_edge import hardware
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.hardware import detect
+from treeeagle_edge.hardware import detection
+from treeeagle_edge.hardware.detection import detect
 
 
 def test_native_windows_is_pointed_to_wsl2(monkeypatch):
-    monkeypatch.setattr(hardware, "sys", types.SimpleNamespace(platform="win32"))
+    monkeypatch.setattr(detection, "sys", types.SimpleNamespace(platform="win32"))
     with pytest.raises(CannotRunError, match="native Windows is not supported") as error:
         detect()
     assert "WSL2" in error.value.hint
@@ -27,13 +27,15 @@ def test_native_windows_is_pointed_to_wsl2(monkeypatch):
 
 def test_wsl2_is_noted(monkeypatch):
     version = "Linux version 5.15.167.4-microsoft-standard-WSL2"
-    monkeypatch.setattr(hardware, "_kernel_version", lambda: version)
+    monkeypatch.setattr(detection, "_kernel_version", lambda: version)
     assert any("WSL2" in note for note in detect("cpu").notes)
 
 
 @pytest.fixture
 def wsl(monkeypatch):
-    monkeypatch.setattr(hardware, "_kernel_version", lambda: "Linux version 6.6.87.2-microsoft-standard-WSL2")
+    monkeypatch.setattr(
+        detection, "_kernel_version", lambda: "Linux version 6.6.87.2-microsoft-standard-WSL2"
+    )
 
 
 def test_on_wsl2_a_card_is_found_as_anywhere(machine, wsl):

@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 from tiny_models import CONFIG, VOCAB, head_tensors, tiny_target
 from torch import Tensor
 
+from treeeagle_edge.checkpoint.head import open_head, read_head_config
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.head import Head
-from treeeagle_edge.head_checkpoint import open_head, read_head_config
 from treeeagle_edge.kernels.reference_layers import rotate
+from treeeagle_edge.model.head import Head
 
 DRAFT_VOCAB = 24
 HEADER = {"num_attention_heads": 4, "rms_norm_eps": 1e-5}

@@ -11,10 +11,10 @@ from plain_head import PlainHead, random_head
 from tiny_models import CONFIG, CPU, RandomCheckpoint
 from torch import Tensor
 
-from treeeagle_edge.head import Head, HeadOutput
-from treeeagle_edge.head_checkpoint import HeadCheckpoint
+from treeeagle_edge.checkpoint.head import HeadCheckpoint
 from treeeagle_edge.kernels.view import AttentionView
-from treeeagle_edge.model_protocols import DraftHead
+from treeeagle_edge.model.head import Head, HeadOutput
+from treeeagle_edge.model.protocols import DraftHead
 
 FLAGS = [(False, False), (True, False), (False, True), (True, True)]
 WIDE = replace(CONFIG, hidden_size=64, intermediate_size=96, num_heads=2, num_kv_heads=1, head_dim=32)
@@ -79,8 +79,8 @@ def test_a_head_computes_what_its_flags_say(before_residual: bool, norm_output: 
 def test_native_heads_obey_them_too(before_residual: bool, norm_output: bool) -> None:
     """Within what 8 bits round away; the head without the flags is far from it."""
     from treeeagle_edge.kernels.native.team import Team
-    from treeeagle_edge.native_head import NativeHead
-    from treeeagle_edge.native_target import load_native_target
+    from treeeagle_edge.model.native_head import NativeHead
+    from treeeagle_edge.model.native_target import load_native_target
 
     checkpoint = flagged(before_residual, norm_output, WIDE)
     target = load_native_target(RandomCheckpoint(WIDE), Team(1), bits=8, context=64, max_rows=32)

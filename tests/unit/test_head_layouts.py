@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from tiny_models import CONFIG, VOCAB, head_tensors, tiny_target
 from torch import Tensor
 
+from treeeagle_edge.checkpoint.head import open_head
+from treeeagle_edge.checkpoint.head_layouts import TAP_KEY
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.head_checkpoint import open_head
-from treeeagle_edge.head_layouts import TAP_KEY
 from treeeagle_edge.model_config import RopeConfig
 
 DRAFT_VOCAB = 24

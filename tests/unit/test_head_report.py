@@ -12,7 +12,7 @@ import pytest
 from tiny_models import VOCAB, tiny_engine
 
 from treeeagle_edge.bench.prompts import BenchPrompt
-from treeeagle_edge.engine import Engine
+from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.head_report.evaluate import HeadReport, PromptSet, measure, prompt_sets
 from treeeagle_edge.head_report.tally import BINS, Bin, bin_edges, tally, total

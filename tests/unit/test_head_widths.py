@@ -10,18 +10,18 @@ import torch
 from tiny_models import CONFIG, CPU, RandomCheckpoint
 from torch import Tensor
 
-from treeeagle_edge import linear as linears
-from treeeagle_edge.head import Head, HeadOutput
-from treeeagle_edge.head_checkpoint import open_head
+from treeeagle_edge.checkpoint.head import open_head
 from treeeagle_edge.kernels.view import AttentionView
-from treeeagle_edge.known_models import KNOWN_MODELS
-from treeeagle_edge.linear import CudaInt8Linear, DenseLinear, Int8Linear, Nf4Linear
-from treeeagle_edge.models import BUNDLED_HEADS
-from treeeagle_edge.plan_bytes import embedding_bytes
+from treeeagle_edge.model import linear as linears
+from treeeagle_edge.model.head import Head, HeadOutput
+from treeeagle_edge.model.linear import CudaInt8Linear, DenseLinear, Int8Linear, Nf4Linear
+from treeeagle_edge.model.target import Target, load_target
+from treeeagle_edge.planning.known_models import KNOWN_MODELS
+from treeeagle_edge.planning.torch_bytes import embedding_bytes
 from treeeagle_edge.runtime import load_runtime
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.settings import RunSettings
-from treeeagle_edge.target import Target, load_target
+from treeeagle_edge.sources.model_names import BUNDLED_HEADS
 from treeeagle_edge.widths import choose_widths
 
 DEMO = KNOWN_MODELS["smollm2-135m"]

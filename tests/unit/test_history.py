@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from treeeagle_edge import history
-from treeeagle_edge.errors import InputError
-from treeeagle_edge.history import (
+from treeeagle_edge.chat import history
+from treeeagle_edge.chat.history import (
     Autosave,
     SavedSession,
     last_session_path,
@@ -20,7 +19,8 @@ from treeeagle_edge.history import (
     new_session_path,
     save_session,
 )
-from treeeagle_edge.prompt import Turn
+from treeeagle_edge.chat.prompt import Turn
+from treeeagle_edge.errors import InputError
 
 SESSION = SavedSession(
     model="toy",

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from treeeagle_edge import linear as linears
 from treeeagle_edge.checkpoint.bnb import StoredInt8
 from treeeagle_edge.gpu_check.models import FREE, RandomCheckpoint, RandomModel
 from treeeagle_edge.gpu_check.passes import FixedPass, filled_store
 from treeeagle_edge.gpu_check.sizes import SIZES
-from treeeagle_edge.int8_rows import quantise_rows
 from treeeagle_edge.kernels.reference_int8 import int8_product, split_rows
-from treeeagle_edge.linear import CudaInt8Linear, Linear, bitsandbytes_module
-from treeeagle_edge.target_stored import StoredInt8CudaLinear
+from treeeagle_edge.model import linear as linears
+from treeeagle_edge.model.int8_rows import quantise_rows
+from treeeagle_edge.model.linear import CudaInt8Linear, Linear, bitsandbytes_module
+from treeeagle_edge.model.target_stored import StoredInt8CudaLinear
 
 CPU = torch.device("cpu")
 FP16_MAX = torch.finfo(torch.float16).max
@@ -137,7 +137,7 @@ def test_a_weight_is_quantised_by_pieces_as_in_one(monkeypatch: pytest.MonkeyPat
     weight = weights(50, 64)
     weight[7] = 0.0
     whole = quantise_rows(weight, CPU)
-    monkeypatch.setattr("treeeagle_edge.int8_rows._ROWS_AT_A_TIME", 16)
+    monkeypatch.setattr("treeeagle_edge.model.int8_rows._ROWS_AT_A_TIME", 16)
     pieces = quantise_rows(weight.to(torch.float64), CPU)
     assert torch.equal(whole[0], pieces[0]) and torch.equal(whole[1], pieces[1])
     assert whole[0].abs().amax(dim=1).tolist() == [0 if row == 7 else 127 for row in range(50)]

@@ -10,10 +10,10 @@ import pytest
 from hf_configs import HF_CONFIGS
 
 from treeeagle_edge.config.reader import read_config
-from treeeagle_edge.known_models import KNOWN_MODELS, find_known
 from treeeagle_edge.model_config import ModelConfig
-from treeeagle_edge.models import bundled_heads, is_repository
+from treeeagle_edge.planning.known_models import KNOWN_MODELS, find_known
 from treeeagle_edge.profiling.table import MODELS
+from treeeagle_edge.sources.model_names import bundled_heads, is_repository
 
 
 def shapes(config: ModelConfig) -> ModelConfig:

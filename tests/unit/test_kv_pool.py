@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.kv_pool import KVPool, common_prefix_length
+from treeeagle_edge.kv.pool import KVPool, common_prefix_length
 
 SLOTS = 24
 

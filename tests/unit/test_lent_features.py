@@ -11,13 +11,13 @@ from native_toys import needs_native
 from plain_head import random_head
 from tiny_models import CONFIG, RandomCheckpoint
 
-from treeeagle_edge.costs import CostTable
-from treeeagle_edge.engine import Engine
-from treeeagle_edge.growth import FixedGrowth
+from treeeagle_edge.drafting.costs import CostTable
+from treeeagle_edge.drafting.growth import FixedGrowth
+from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.kernels.native.team import Team
 from treeeagle_edge.limits import MAX_EXPANSIONS
-from treeeagle_edge.native_head import NativeHead
-from treeeagle_edge.native_target import load_native_target
+from treeeagle_edge.model.native_head import NativeHead
+from treeeagle_edge.model.native_target import load_native_target
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from treeeagle_edge import linear as linear_module
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.linear import Int8Linear, Nf4Linear, check_bits, make_linear
+from treeeagle_edge.model import linear as linear_module
+from treeeagle_edge.model.linear import Int8Linear, Nf4Linear, check_bits, make_linear
 
 CPU = torch.device("cpu")
 DTYPES = {32: torch.float32, 16: torch.bfloat16, 8: torch.bfloat16, 4: torch.bfloat16}

@@ -12,11 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import tiny_engine, tiny_head, tiny_target
 
-from treeeagle_edge.acceptance import Acceptance
-from treeeagle_edge.controller import Controller
-from treeeagle_edge.costs import CostModel, CostTable, load_table, save_table
-from treeeagle_edge.engine import Engine
-from treeeagle_edge.lookup import Lookup, LookupAcceptance, Match, RoundWorth, shared_tokens, with_match
+from treeeagle_edge.drafting.acceptance import Acceptance
+from treeeagle_edge.drafting.controller import Controller
+from treeeagle_edge.drafting.costs import CostModel, CostTable, load_table, save_table
+from treeeagle_edge.drafting.lookup import (
+    Lookup,
+    LookupAcceptance,
+    Match,
+    RoundWorth,
+    shared_tokens,
+    with_match,
+)
+from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.rounds import Round, TreeShape, tree_shape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.tree import DraftTree

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from treeeagle_edge import memory_watch
-from treeeagle_edge.memory_watch import MemoryWatch
+from treeeagle_edge.hardware import memory_watch
+from treeeagle_edge.hardware.memory_watch import MemoryWatch
 
 MB = 1 << 20
 

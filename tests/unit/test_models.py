@@ -19,12 +19,12 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from treeeagle_edge import models
 from treeeagle_edge.errors import CannotRunError, InputError
-from treeeagle_edge.fetch import DEMO_MODEL
 from treeeagle_edge.hub import repository as hub_repository
 from treeeagle_edge.hub.fetch import cached_repository, fetch_repository, is_repository, repository_of
-from treeeagle_edge.models import BUNDLED_HEADS, model_label, resolve_head, resolve_model
+from treeeagle_edge.sources import model_names
+from treeeagle_edge.sources.demo_model import DEMO_MODEL
+from treeeagle_edge.sources.model_names import BUNDLED_HEADS, model_label, resolve_head, resolve_model
 
 
 def _checkpoint(folder: Path, weights: str = "model.safetensors") -> Path:
@@ -39,7 +39,7 @@ def _checkpoint(folder: Path, weights: str = "model.safetensors") -> Path:
 def demo_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Stands for the demo model, so that nothing is fetched here."""
     path = tmp_path / DEMO_MODEL.filename
-    monkeypatch.setattr(models, "fetch_demo_model", lambda progress: path)
+    monkeypatch.setattr(model_names, "fetch_demo_model", lambda progress: path)
     return path
 
 
@@ -315,7 +315,8 @@ def test_a_repository_has_one_slash() -> None:
 
 def test_a_local_name_imports_neither_torch_nor_the_hub() -> None:
     code = (
-        "import sys; from treeeagle_edge.models import resolve_head, resolve_model; resolve_head(None, 'smollm2-135m');"
+        "import sys; from treeeagle_edge.sources.model_names import resolve_head, resolve_model; "
+        "resolve_head(None, 'smollm2-135m');"
         "print([m for m in ('torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

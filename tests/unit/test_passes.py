@@ -6,9 +6,9 @@ import pytest
 import torch
 from tiny_models import CPU, tiny_head, tiny_target
 
-from treeeagle_edge.kv_pool import KVPool
-from treeeagle_edge.passes import Passes
-from treeeagle_edge.sequence import LiveSequence
+from treeeagle_edge.engine.passes import Passes
+from treeeagle_edge.kv.pool import KVPool
+from treeeagle_edge.kv.sequence import LiveSequence
 
 SLOTS = 64
 

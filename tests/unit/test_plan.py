@@ -13,10 +13,16 @@ from hypothesis import strategies as st
 from plan_cases import LLAMA, usual
 
 from treeeagle_edge.errors import UsageError
-from treeeagle_edge.known_models import KNOWN_MODELS, find_known
 from treeeagle_edge.limits import MAX_EXPANSIONS
-from treeeagle_edge.plan import plan_memory, plan_slots
-from treeeagle_edge.plan_bytes import block_bytes, embedding_bytes, linear_bytes, rotary_bytes, step_bytes
+from treeeagle_edge.planning.known_models import KNOWN_MODELS, find_known
+from treeeagle_edge.planning.memory_plan import plan_memory, plan_slots
+from treeeagle_edge.planning.torch_bytes import (
+    block_bytes,
+    embedding_bytes,
+    linear_bytes,
+    rotary_bytes,
+    step_bytes,
+)
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.units import GB, format_gb
 
@@ -182,8 +188,9 @@ def test_sizes_are_printed_for_people():
 
 def test_planning_imports_no_torch():
     code = (
-        "import sys; from treeeagle_edge.run_plan import pick_profile, plan_run, RunSettings;"
-        "from treeeagle_edge.run_shapes import planned_model; from treeeagle_edge.hardware import detect, imagine_gpu;"
+        "import sys; from treeeagle_edge.planning.run_plan import pick_profile, plan_run, RunSettings;"
+        "from treeeagle_edge.planning.model_shapes import planned_model; "
+        "from treeeagle_edge.hardware.detection import detect, imagine_gpu;"
         "h = imagine_gpu(detect('cpu'), 12); s = RunSettings(); p = pick_profile(s, h);"
         "plan_run(s, p, h, planned_model(s, p)); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
@@ -199,7 +206,7 @@ def test_planned_weights_are_those_that_are_held(bits, lm_head, tied):
     import torch
     from tiny_models import CONFIG, RandomCheckpoint
 
-    from treeeagle_edge.target import load_target
+    from treeeagle_edge.model.target import load_target
 
     checkpoint = RandomCheckpoint(replace(CONFIG, vocab_size=4096, tie_word_embeddings=tied))
     target = load_target(checkpoint, bits=bits, context=256, device=torch.device("cpu"), lm_head_bits=lm_head)
@@ -216,9 +223,9 @@ def test_planned_head_is_the_one_that_is_held(bits, head_bits):
     """The bundled head's weights, and its KV rows for every slot and every scratch row."""
     import torch
 
-    from treeeagle_edge.head import Head
-    from treeeagle_edge.head_checkpoint import open_head
-    from treeeagle_edge.models import BUNDLED_HEADS
+    from treeeagle_edge.checkpoint.head import open_head
+    from treeeagle_edge.model.head import Head
+    from treeeagle_edge.sources.model_names import BUNDLED_HEADS
 
     made = plan(DEMO, bits=bits, context=512, device="cpu", head_bits=head_bits)
     checkpoint = open_head(BUNDLED_HEADS / DEMO.head_name, DEMO.config)

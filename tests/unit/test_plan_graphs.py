@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from plan_cases import LLAMA
 
-from treeeagle_edge import plan_graphs
 from treeeagle_edge.kernels.native import loader
-from treeeagle_edge.plan import MemoryPlan, plan_memory
-from treeeagle_edge.plan_bytes import unpacked_bytes
-from treeeagle_edge.plan_split import Card
+from treeeagle_edge.planning import graph_bytes
+from treeeagle_edge.planning.card_shares import Card
+from treeeagle_edge.planning.memory_plan import MemoryPlan, plan_memory
+from treeeagle_edge.planning.torch_bytes import unpacked_bytes
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.units import GB
 from treeeagle_edge.widths import choose_widths
@@ -70,9 +70,9 @@ def test_a_pass_that_unpacks_its_weights_has_room_for_the_largest() -> None:
 
 def test_it_counts_what_the_code_allocates() -> None:
     """Numbers repeated there, so that planning imports no torch, are those of the code that allocates."""
+    from treeeagle_edge.drafting.shape_choice import shapes_within
     from treeeagle_edge.kernels.triton import attention, operands
-    from treeeagle_edge.shape_choice import shapes_within
 
-    assert operands.MAX_ROWS == plan_graphs.PACKED_ROWS
-    assert len(shapes_within(TreeShape(32, 64, 256, adaptive=True))) + 1 == plan_graphs.MOST_SHAPES
-    assert attention.MAX_TILE == plan_graphs._TILE_ROWS
+    assert operands.MAX_ROWS == graph_bytes.PACKED_ROWS
+    assert len(shapes_within(TreeShape(32, 64, 256, adaptive=True))) + 1 == graph_bytes.MOST_SHAPES
+    assert attention.MAX_TILE == graph_bytes._TILE_ROWS

@@ -8,17 +8,17 @@ import pytest
 from tiny_models import CONFIG, RandomCheckpoint
 
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.hardware import Hardware
-from treeeagle_edge.hardware_cpu import Cpu, Ram
-from treeeagle_edge.hardware_nvidia import Gpu
+from treeeagle_edge.hardware.cpu import Cpu, Ram
+from treeeagle_edge.hardware.detection import Hardware
+from treeeagle_edge.hardware.nvidia import Gpu
 from treeeagle_edge.kernels.native import loader
-from treeeagle_edge.known_models import KNOWN_MODELS
 from treeeagle_edge.limits import MAX_EXPANSIONS, PREFILL_CHUNK
-from treeeagle_edge.plan import MemoryPlan, plan_memory
-from treeeagle_edge.profile_config import load_profile
+from treeeagle_edge.planning.known_models import KNOWN_MODELS
+from treeeagle_edge.planning.memory_plan import MemoryPlan, plan_memory
+from treeeagle_edge.planning.memory_profile import load_profile
+from treeeagle_edge.planning.model_shapes import planned_model
+from treeeagle_edge.planning.run_plan import RunPlan, pick_profile, plan_run
 from treeeagle_edge.rounds import TreeShape
-from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
-from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.units import GB
 
@@ -116,7 +116,7 @@ def test_kernels_that_were_chosen_are_used_or_refused(monkeypatch):
 def test_planned_native_weights_are_those_that_are_held(bits, variant):
     """Never less than what a loaded target holds; here, all of it. 1,000 tokens and 96 channels fill no whole tiles."""
     from treeeagle_edge.kernels.native.team import Team
-    from treeeagle_edge.native_target import load_native_target
+    from treeeagle_edge.model.native_target import load_native_target
 
     shapes = {"hidden_size": 64, "intermediate_size": 96, "num_heads": 3, "num_kv_heads": 1, "head_dim": 32}
     changes = {
@@ -137,12 +137,12 @@ def test_planned_native_weights_are_those_that_are_held(bits, variant):
 @pytest.mark.parametrize(("bits", "held"), [(8, 143_222_016), (4, 96_773_376)])
 def test_planned_native_demo_model_and_head_are_those_that_are_held(demo_gguf, bits, held):
     """The Q4_1 file and the bundled head, weights, rotary tables and KV rows."""
+    from treeeagle_edge.checkpoint.head import open_head
     from treeeagle_edge.checkpoint.opening import open_checkpoint
-    from treeeagle_edge.head_checkpoint import open_head
     from treeeagle_edge.kernels.native.team import Team
-    from treeeagle_edge.models import BUNDLED_HEADS
-    from treeeagle_edge.native_head import NativeHead
-    from treeeagle_edge.native_target import load_native_target
+    from treeeagle_edge.model.native_head import NativeHead
+    from treeeagle_edge.model.native_target import load_native_target
+    from treeeagle_edge.sources.model_names import BUNDLED_HEADS
 
     made = plan(bits=bits)
     target = load_native_target(

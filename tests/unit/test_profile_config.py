@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from treeeagle_edge.errors import CannotRunError, InputError
-from treeeagle_edge.hardware import Hardware
-from treeeagle_edge.hardware_cpu import Cpu, Ram
-from treeeagle_edge.hardware_nvidia import Gpu
-from treeeagle_edge.known_models import KNOWN_MODELS
-from treeeagle_edge.plan import plan_memory
-from treeeagle_edge.profile_config import (
+from treeeagle_edge.hardware.cpu import Cpu, Ram
+from treeeagle_edge.hardware.detection import Hardware
+from treeeagle_edge.hardware.nvidia import Gpu
+from treeeagle_edge.planning.known_models import KNOWN_MODELS
+from treeeagle_edge.planning.memory_plan import plan_memory
+from treeeagle_edge.planning.memory_profile import (
     SHIPPED,
     MemoryProfile,
     choose_profile,

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from treeeagle_edge.hardware import Hardware, imagine_gpu
-from treeeagle_edge.hardware_cpu import Cpu, Ram
-from treeeagle_edge.hardware_nvidia import Gpu
-from treeeagle_edge.plan_bytes import block_bytes, final_norm_bytes, output_bytes
-from treeeagle_edge.profile_config import choose_profile
+from treeeagle_edge.hardware.cpu import Cpu, Ram
+from treeeagle_edge.hardware.detection import Hardware, imagine_gpu
+from treeeagle_edge.hardware.nvidia import Gpu
+from treeeagle_edge.planning.memory_profile import choose_profile
+from treeeagle_edge.planning.model_shapes import planned_model
+from treeeagle_edge.planning.run_plan import RunPlan, plan_run
+from treeeagle_edge.planning.speed_estimate import joint_bandwidth
+from treeeagle_edge.planning.torch_bytes import block_bytes, final_norm_bytes, output_bytes
 from treeeagle_edge.profiling.speed import TYPICAL_CARDS, Speed, check_speeds, expected_speeds
-from treeeagle_edge.run_plan import RunPlan, plan_run
-from treeeagle_edge.run_shapes import planned_model
 from treeeagle_edge.settings import RunSettings
-from treeeagle_edge.speed_estimate import joint_bandwidth
 from treeeagle_edge.units import GB
 
 BARE = Hardware("cpu", "cpu: no card", Cpu("a processor", 4, 8, ("avx2",)), Ram(16 * GB, 12 * GB, False))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from treeeagle_edge.cli.app import main
-from treeeagle_edge.known_models import KNOWN_MODELS
-from treeeagle_edge.profile_config import load_profile
+from treeeagle_edge.planning.known_models import KNOWN_MODELS
+from treeeagle_edge.planning.memory_profile import load_profile
 from treeeagle_edge.profiling import table as profile_table
 from treeeagle_edge.profiling.table import CARDS, CONTEXTS, MODELS, NONE, WIDTHS, plan_page, planned
 from treeeagle_edge.units import GB

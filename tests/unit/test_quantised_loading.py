@@ -11,7 +11,7 @@ import torch
 
 from treeeagle_edge.checkpoint.opening import open_checkpoint
 from treeeagle_edge.kernels.native import loader
-from treeeagle_edge.target import load_target
+from treeeagle_edge.model.target import load_target
 
 LAYERS = 12
 
@@ -79,7 +79,7 @@ def test_quantising_needs_less_memory_than_one_shard(sharded: Path, bits: int, k
         if loader.problem() is not None:
             pytest.skip("native kernels need a C++ compiler")
         from treeeagle_edge.kernels.native.team import Team
-        from treeeagle_edge.native_target import load_native_target
+        from treeeagle_edge.model.native_target import load_native_target
 
         load_native_target(watched, Team(1), bits=bits, context=64, max_rows=8)
     else:

@@ -12,8 +12,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from treeeagle_edge.kernels.reference_layers import rotate
+from treeeagle_edge.model.rope import RotaryTable, inverse_frequencies
 from treeeagle_edge.model_config import RopeConfig
-from treeeagle_edge.rope import RotaryTable, inverse_frequencies
 
 CPU = torch.device("cpu")
 HEAD_DIM = 64

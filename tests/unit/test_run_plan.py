@@ -8,11 +8,11 @@ import pytest
 from plan_cases import machine, made_run
 
 from treeeagle_edge.errors import CannotRunError, InputError
-from treeeagle_edge.fetch import DEMO_MODEL
-from treeeagle_edge.profile_config import load_profile
+from treeeagle_edge.planning.alternatives import alternatives, require_fit
+from treeeagle_edge.planning.memory_profile import load_profile
 from treeeagle_edge.rounds import TreeShape
-from treeeagle_edge.run_alternatives import alternatives, require_fit
 from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.sources.demo_model import DEMO_MODEL
 
 pytestmark = pytest.mark.usefixtures("native_kernels")
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from chat_fakes import END, OTHER_END, VOCABULARY, WORDS, ByteCodec, ScriptEngine, script
 
-from treeeagle_edge.answer import Answer, answer_json
+from treeeagle_edge.chat.answer import Answer, answer_json
+from treeeagle_edge.chat.prompt import Turn, build_prompt
+from treeeagle_edge.chat.session import Session
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.prompt import Turn, build_prompt
 from treeeagle_edge.sampling_params import SamplingParams
-from treeeagle_edge.session import Session
 
 GREEDY = SamplingParams(seed=7)
 

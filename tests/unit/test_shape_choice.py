@@ -10,10 +10,10 @@ import pytest
 from device_engines import make
 from engine_answers import PROMPT, answer, ids_of
 
-from treeeagle_edge.acceptance import Acceptance
+from treeeagle_edge.drafting.acceptance import Acceptance
+from treeeagle_edge.drafting.shape_choice import ShapeChoice, expected_gains, shapes_within
 from treeeagle_edge.rounds import Round, TreeShape, tree_shape
 from treeeagle_edge.sampling_params import SamplingParams
-from treeeagle_edge.shape_choice import ShapeChoice, expected_gains, shapes_within
 from treeeagle_edge.tree import DraftTree
 
 BOUNDS = tree_shape(5, 4, 0)

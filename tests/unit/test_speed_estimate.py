@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from plan_cases import LLAMA, machine, made_run, usual
 
-from treeeagle_edge.plan_bytes import (
+from treeeagle_edge.planning.speed_estimate import estimate_speed, table_verify_cost
+from treeeagle_edge.planning.torch_bytes import (
     step_bytes,
 )
 from treeeagle_edge.settings import RunSettings
-from treeeagle_edge.speed_estimate import estimate_speed, table_verify_cost
 
 pytestmark = pytest.mark.usefixtures("native_kernels")
 

@@ -10,14 +10,14 @@ from hardware_fakes import RTX_3060, RTX_3070_8GB, RTX_4090, FakeNvml, FakeTorch
 from plan_cases import machine, made_run
 
 from treeeagle_edge.errors import CannotRunError, UsageError
-from treeeagle_edge.hardware import Hardware, detect
-from treeeagle_edge.hardware_nvidia import Gpu
-from treeeagle_edge.plan_split import divide
+from treeeagle_edge.hardware.detection import Hardware, detect
+from treeeagle_edge.hardware.nvidia import Gpu
+from treeeagle_edge.planning.alternatives import alternatives, require_fit
+from treeeagle_edge.planning.card_shares import divide
+from treeeagle_edge.planning.run_plan import RunPlan
 from treeeagle_edge.profiling.checks import check_choices
 from treeeagle_edge.profiling.output import report_json, report_lines
 from treeeagle_edge.profiling.report import ProfileReport, Verdict
-from treeeagle_edge.run_alternatives import alternatives, require_fit
-from treeeagle_edge.run_plan import RunPlan
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.units import GB
 
@@ -150,11 +150,11 @@ def test_layers_divide_by_room_and_never_past_it() -> None:
 
 def test_layers_that_a_repository_left_as_floats_are_counted_where_they_lie() -> None:
     """Exact bytes for each card, the largest layer for what fits."""
-    from treeeagle_edge.known_models import KNOWN_MODELS
     from treeeagle_edge.model_config import StoredWidth
-    from treeeagle_edge.plan import plan_memory
-    from treeeagle_edge.plan_bytes import block_bytes, layer_bytes
-    from treeeagle_edge.plan_split import Card
+    from treeeagle_edge.planning.card_shares import Card
+    from treeeagle_edge.planning.known_models import KNOWN_MODELS
+    from treeeagle_edge.planning.memory_plan import plan_memory
+    from treeeagle_edge.planning.torch_bytes import block_bytes, layer_bytes
 
     plain = tuple(f"model.layers.{i}.mlp.down_proj" for i in (0, 31))
     config = replace(KNOWN_MODELS[LLAMA].config, stored=StoredWidth(4, "NF4", plain))

@@ -11,7 +11,7 @@ from chat_fakes import ByteCodec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treeeagle_edge.stream import StopFilter, TextStream, first_stop
+from treeeagle_edge.chat.stream import StopFilter, TextStream, first_stop
 
 HARD = "a👩‍👩‍👧 漢字かな e\u0301 \u200d🏳️‍🌈 नमस्ते Ω\u0338 \ufffd end"  # joined emoji, CJK, combining marks
 

@@ -11,9 +11,9 @@ from target_passes import in_pieces, tree_in_exact_passes
 from torch import Tensor
 
 from treeeagle_edge.checkpoint.opening import Checkpoint, open_checkpoint
+from treeeagle_edge.config.generation_defaults import GenerationDefaults
 from treeeagle_edge.errors import CannotRunError, InputError
-from treeeagle_edge.generation_defaults import GenerationDefaults
-from treeeagle_edge.target import Target, compute_dtype, exact_rows, load_target
+from treeeagle_edge.model.target import Target, compute_dtype, exact_rows, load_target
 from treeeagle_edge.tree import DraftTree
 
 CPU = torch.device("cpu")

@@ -17,17 +17,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from treeeagle_edge import engine as engine_module
-from treeeagle_edge import target as target_module
-from treeeagle_edge import target_places
-from treeeagle_edge.engine import Engine
+from treeeagle_edge.engine import loop as engine_module
+from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.kernels.tree_view import TreeView
 from treeeagle_edge.kernels.view import AttentionView, BatchView
-from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.kv.store import KVStore
+from treeeagle_edge.model import target as target_module
+from treeeagle_edge.model import target_places
+from treeeagle_edge.model.target import Target, load_target
+from treeeagle_edge.model.target_places import layer_runs, moved_view
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
-from treeeagle_edge.target import Target, load_target
-from treeeagle_edge.target_places import layer_runs, moved_view
 
 HOME, OTHER = CPU, torch.device("cpu:0")  # two names of one device are two places
 SPLITS = {
@@ -172,7 +172,7 @@ def test_no_operation_reads_two_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
     moves: list[tuple[str | None, str, int]] = []
     monkeypatch.setattr(target_places, "moved", copied)
-    monkeypatch.setattr("treeeagle_edge.target.moved", copied)
+    monkeypatch.setattr("treeeagle_edge.model.target.moved", copied)
     weights = target._weights
     for tensor in (weights.embedding, weights.final_norm, weights.lm_head.weight):  # type: ignore[attr-defined]
         watch.put(tensor, "home")
@@ -214,7 +214,7 @@ def test_a_tensor_of_another_place_would_be_noticed() -> None:
 def test_a_device_apart_takes_no_tensor_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors that only claim to lie on two devices: PyTorch itself refuses to mix them."""
     home, apart = CPU, torch.device("meta")
-    for name in ("treeeagle_edge.target", "treeeagle_edge.linear"):  # no program runs on meta
+    for name in ("treeeagle_edge.model.target", "treeeagle_edge.model.linear"):  # no program runs on meta
         monkeypatch.setattr(f"{name}.check_bits", lambda bits, device: None)
     with FakeTensorMode():
         places = [apart if place == OTHER else home for place in SPLITS["two"]]

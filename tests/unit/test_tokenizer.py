@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from treeeagle_edge.config.generation_defaults import GenerationDefaults, read_generation_defaults
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.generation_defaults import GenerationDefaults, read_generation_defaults
 from treeeagle_edge.tokenizer.codec import load_tokenizer
 
 TEXTS = [

@@ -6,15 +6,15 @@ import pytest
 
 from treeeagle_edge.cli.options import run_settings
 from treeeagle_edge.errors import InputError, UsageError
-from treeeagle_edge.hardware import Hardware
-from treeeagle_edge.hardware_cpu import Cpu, Ram
-from treeeagle_edge.hardware_nvidia import Gpu
-from treeeagle_edge.profile_config import parse_profile
-from treeeagle_edge.run_alternatives import alternatives
-from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
-from treeeagle_edge.run_shapes import planned_model
+from treeeagle_edge.hardware.cpu import Cpu, Ram
+from treeeagle_edge.hardware.detection import Hardware
+from treeeagle_edge.hardware.nvidia import Gpu
+from treeeagle_edge.planning.alternatives import alternatives
+from treeeagle_edge.planning.memory_profile import parse_profile
+from treeeagle_edge.planning.model_shapes import planned_model
+from treeeagle_edge.planning.run_plan import RunPlan, pick_profile, plan_run
+from treeeagle_edge.planning.speed_estimate import estimate_speed
 from treeeagle_edge.settings import RunSettings
-from treeeagle_edge.speed_estimate import estimate_speed
 from treeeagle_edge.units import GB
 from treeeagle_edge.widths import Widths, choose_widths
 

@@ -21,13 +21,13 @@ from treeeagle_edge.bench.samples import (
     Sample,
     first_difference,
 )
+from treeeagle_edge.chat.prompt import TextCodec, Turn, build_messages
+from treeeagle_edge.engine.protocol import TokenEngine
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.memory_watch import MemoryWatch
+from treeeagle_edge.hardware.memory_watch import MemoryWatch
 from treeeagle_edge.progress import Progress, silent
-from treeeagle_edge.prompt import TextCodec, Turn, build_messages
 from treeeagle_edge.rounds import Round
 from treeeagle_edge.sampling_params import SamplingParams
-from treeeagle_edge.token_engine import TokenEngine
 
 WARM_UP_TOKENS = 16
 QUICK_TOKENS = (64, 48, 32, 24, 16)

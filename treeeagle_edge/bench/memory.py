@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from treeeagle_edge.plan import MemoryPlan
+from treeeagle_edge.planning.memory_plan import MemoryPlan
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from treeeagle_edge.bench.document import Document, build_document
 from treeeagle_edge.bench.memory import MemoryUse, memory_document
 from treeeagle_edge.bench.prompts import BenchPrompt
 from treeeagle_edge.bench.samples import BenchRun, Limits
-from treeeagle_edge.memory_watch import MemoryWatch
+from treeeagle_edge.hardware.memory_watch import MemoryWatch
 from treeeagle_edge.progress import Progress, silent
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.settings import RunSettings

@@ -11,11 +11,11 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Quant
 from gguf.quants import dequantize
 
+from treeeagle_edge.checkpoint.tensor_shapes import check_tensors
+from treeeagle_edge.config.generation_defaults import gguf_generation_defaults
 from treeeagle_edge.config.gguf import gguf_model_config
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.generation_defaults import gguf_generation_defaults
 from treeeagle_edge.gguf_file import GGUFFile, open_gguf
-from treeeagle_edge.tensor_shapes import check_tensors
 
 QUANTISED = frozenset(
     {Quant.Q8_0, Quant.Q4_0, Quant.Q4_1, Quant.Q5_0, Quant.Q5_1, Quant.IQ4_NL}

@@ -12,12 +12,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from treeeagle_edge.checkpoint.bnb import BnbTensors, StoredMatrix
+from treeeagle_edge.checkpoint.tensor_shapes import check_tensors
+from treeeagle_edge.config.generation_defaults import read_generation_defaults
 from treeeagle_edge.config.reader import model_config_from_json, read_config_json
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.generation_defaults import read_generation_defaults
 from treeeagle_edge.json_file import read_json
 from treeeagle_edge.model_config import ModelConfig
-from treeeagle_edge.tensor_shapes import check_tensors
 
 _AGAIN = "download the model again; the file is damaged or incomplete"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from treeeagle_edge.config.generation_defaults import GenerationDefaults
 from treeeagle_edge.config.reader import read_config
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.generation_defaults import GenerationDefaults
 from treeeagle_edge.model_config import ModelConfig
 
 if TYPE_CHECKING:

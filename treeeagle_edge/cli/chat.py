@@ -93,8 +93,8 @@ def _read_wishes(
     no_history: bool,
 ) -> _Wishes:
     """Look at files now: what is wrong with them should not wait for a model to load."""
+    from treeeagle_edge.chat.history import last_session_path, load_session
     from treeeagle_edge.cli.conversation import system_prompt
-    from treeeagle_edge.history import last_session_path, load_session
 
     resume = last_session_path() if continue_ else None
     if resume is not None:
@@ -160,9 +160,9 @@ def _piped(*, raw: bool) -> str:
 
 def _start(settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wishes) -> Conversation:
     """Load the runtime, with progress on stderr, and set up the conversation."""
+    from treeeagle_edge.chat.history import Autosave, new_session_path
+    from treeeagle_edge.chat.session import Session
     from treeeagle_edge.cli.conversation import Conversation
-    from treeeagle_edge.history import Autosave, new_session_path
-    from treeeagle_edge.session import Session
 
     with progress_line() as progress:
         progress("loading …")
@@ -205,7 +205,7 @@ def _chat(settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wishe
 
 def _answer_once(conversation: Conversation, wishes: _Wishes, text: str) -> int:
     """One answer on stdout. Returns 130 where Ctrl-C cut it short, else 0."""
-    from treeeagle_edge.answer import answer_json
+    from treeeagle_edge.chat.answer import answer_json
 
     conversation.show_header()
     answer = conversation.answer(text)

@@ -8,25 +8,25 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeeagle_edge.answer import Answer
+from treeeagle_edge.chat.answer import Answer
+from treeeagle_edge.chat.history import Autosave, SavedSession, load_session, new_session_path
+from treeeagle_edge.chat.session import Session, check_utf8
 from treeeagle_edge.cli.console import note, say
 from treeeagle_edge.cli.interrupt import Interrupts
 from treeeagle_edge.cli.options import SamplingChoices
 from treeeagle_edge.cli.printer import Printer, choose_printer
 from treeeagle_edge.cli.stats import resident_bytes, speculation_advice, stats_line
 from treeeagle_edge.errors import InputError, reason_of
-from treeeagle_edge.history import Autosave, SavedSession, load_session, new_session_path
 from treeeagle_edge.paths import typed_path
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
-from treeeagle_edge.session import Session, check_utf8
 from treeeagle_edge.text_file import read_text
+from treeeagle_edge.units import GB
 
 if TYPE_CHECKING:
-    from treeeagle_edge.generation_defaults import GenerationDefaults
+    from treeeagle_edge.config.generation_defaults import GenerationDefaults
     from treeeagle_edge.runtime import Runtime
 
-GB = 10**9
 TEMPERATURE = 0.7  # where the model recommends none
 TOP_P = 0.95
 

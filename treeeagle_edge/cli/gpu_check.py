@@ -86,6 +86,6 @@ def _find_card(device: str | None) -> str:
 
 
 def _detected(device: str) -> str:
-    from treeeagle_edge.hardware import detect
+    from treeeagle_edge.hardware.detection import detect
 
     return detect(device).device

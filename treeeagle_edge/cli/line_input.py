@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
+from treeeagle_edge.chat.history import state_dir
 from treeeagle_edge.cli.keyboard import kept_keys
 from treeeagle_edge.cli.set_command import NAMES
 from treeeagle_edge.cli.slash import COMMANDS, by_name
-from treeeagle_edge.history import state_dir
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import CompleteEvent, Completer, Completion

@@ -11,7 +11,7 @@ from treeeagle_edge.cli.console import note, progress_line, say
 from treeeagle_edge.errors import UsageError
 
 if TYPE_CHECKING:
-    from treeeagle_edge.pull import Part
+    from treeeagle_edge.sources.pull import Part
 
 NameArgument = Annotated[
     str | None,
@@ -40,7 +40,7 @@ def pull_command(
         raise UsageError(
             "the name is empty", "give a model or head, such as Qwen/Qwen3-8B, or nothing at all"
         )
-    from treeeagle_edge.pull import find_parts, profile_parts
+    from treeeagle_edge.sources.pull import find_parts, profile_parts
 
     with progress_line() as progress:
         if name is None:
@@ -71,7 +71,7 @@ def pull_command(
 
 def _show(parts: tuple[Part, ...]) -> None:
     """The files of each part, their sizes, and what is here; then the sum."""
-    from treeeagle_edge.plan import format_size
+    from treeeagle_edge.units import format_size
 
     for part in parts:
         print(f"{part.name} ({part.kind}), in {part.folder}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from treeeagle_edge.chat.history import load_session, save_session
 from treeeagle_edge.cli.console import say
 from treeeagle_edge.cli.conversation import Conversation, read_given, system_prompt
 from treeeagle_edge.cli.printer import harmless
@@ -17,7 +18,6 @@ from treeeagle_edge.cli.set_command import change_setting, setting_lines
 from treeeagle_edge.cli.stats import totals_lines
 from treeeagle_edge.cli.tree_view import draw_round
 from treeeagle_edge.errors import InputError, UsageError, reason_of
-from treeeagle_edge.history import load_session, save_session
 from treeeagle_edge.paths import typed_path
 
 KEYS = (

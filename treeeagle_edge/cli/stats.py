@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from treeeagle_edge.answer import ENOUGH_ROUNDS, Answer, Speculation
+from treeeagle_edge.chat.answer import ENOUGH_ROUNDS, Answer, Speculation
+from treeeagle_edge.units import GB
 
-GB = 10**9
 LOW_TOKENS_PER_TREE = 1.1  # a head that fits its target settles about two, with the smallest trees still 1.2
 LOW_ROUNDS = 32  # with a tree, before that is believed
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
-from treeeagle_edge.architectures import MOST_LAYERS, MOST_WIDTH, SUPPORTED_HINT, gguf_family_of
+from treeeagle_edge.config.architectures import MOST_LAYERS, MOST_WIDTH, SUPPORTED_HINT, gguf_family_of
 from treeeagle_edge.config.rope import longest_position
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.gguf_file import GGUFFile

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treeeagle_edge.architectures import (
+from treeeagle_edge.config.architectures import (
     FAMILIES,
     MOST_LAYERS,
     MOST_WIDTH,

@@ -2,7 +2,7 @@
 
 Before a round the host writes one line of numbers, the `order`; after it, it reads one line, the `result`. In between
 lengths, slots and tokens are read from the device, so that the same operations, captured once, serve every round. Slots
-stay the host's to hand out (`kv_pool.py`): an order names those that the round may write to.
+stay the host's to hand out (`kv/pool.py`): an order names those that the round may write to.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from treeeagle_edge.device.tree import DeviceTree, grow, num_rows
 from treeeagle_edge.device.walk import DeviceSampler, DeviceWalk
-from treeeagle_edge.head import HeadOutput
 from treeeagle_edge.kernels.view import AttentionView
-from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.kv.store import KVStore
 from treeeagle_edge.limits import FEATURES_KEPT
-from treeeagle_edge.model_protocols import DraftHead, TargetModel
+from treeeagle_edge.model.head import HeadOutput
+from treeeagle_edge.model.protocols import DraftHead, TargetModel
 from treeeagle_edge.rounds import MAX_NODES, TreeShape
 from treeeagle_edge.tree import DraftTree
 

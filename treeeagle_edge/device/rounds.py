@@ -10,17 +10,17 @@ from collections.abc import Sequence
 
 import torch
 
-from treeeagle_edge.cuda_graphs import Runs
+from treeeagle_edge.device.cuda_graphs import Runs
 from treeeagle_edge.device.round import DeviceRound, Order, Result
 from treeeagle_edge.device.tree import DeviceTree
-from treeeagle_edge.host_rounds import MOST_PENDING, cut, prefill_round
+from treeeagle_edge.drafting.shape_choice import ShapeChoice
+from treeeagle_edge.engine.host_rounds import MOST_PENDING, cut, prefill_round
+from treeeagle_edge.engine.passes import Passes
 from treeeagle_edge.kernels.dispatch import current_backend
-from treeeagle_edge.passes import Passes
+from treeeagle_edge.kv.sequence import LiveSequence
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling import non_finite_logits
 from treeeagle_edge.sampling_params import SamplingParams
-from treeeagle_edge.sequence import LiveSequence
-from treeeagle_edge.shape_choice import ShapeChoice
 
 
 class DeviceRounds:
@@ -47,7 +47,7 @@ class DeviceRounds:
 
 
 class DeviceAnswer:
-    """One answer's rounds on the device. See `host_rounds.AnswerRounds`."""
+    """One answer's rounds on the device. See `engine.host_rounds.AnswerRounds`."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treeeagle_edge.head import HeadOutput
+from treeeagle_edge.model.head import HeadOutput
 from treeeagle_edge.rounds import TreeShape
 
 # hidden [f, H] of the parents, tokens [f] int64, level from 1, visible [f, rows of all levels so far] bool -> scored

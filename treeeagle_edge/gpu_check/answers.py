@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from treeeagle_edge.engine import Engine
+from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.gpu_check.sizes import Sizes
-from treeeagle_edge.model_protocols import DraftHead
+from treeeagle_edge.model.protocols import DraftHead
+from treeeagle_edge.model.target import Target
 from treeeagle_edge.rounds import Round
 from treeeagle_edge.sampling_params import SamplingParams
-from treeeagle_edge.target import Target
 
 
 def prompt_of(target: Target, tokens: int) -> list[int]:

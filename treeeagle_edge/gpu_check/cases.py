@@ -24,8 +24,8 @@ from treeeagle_edge.kernels import reference
 from treeeagle_edge.kernels.triton import reference as plain
 from treeeagle_edge.kernels.triton.operands import HeadNorm, KVScales, Pool
 from treeeagle_edge.kernels.view import AttentionView
+from treeeagle_edge.model.rope import RotaryTable
 from treeeagle_edge.model_config import RopeConfig
-from treeeagle_edge.rope import RotaryTable
 
 
 def cases(device: torch.device, *, small: bool) -> Iterator[Case]:

@@ -18,10 +18,10 @@ from treeeagle_edge.gpu_check.process import OK
 from treeeagle_edge.gpu_check.products import matrices
 from treeeagle_edge.gpu_check.sizes import Model
 from treeeagle_edge.gpu_check.timing import Arm, Timing, fastest_arm, interleaved, repeated, walk
-from treeeagle_edge.int8_rows import quantise_rows
 from treeeagle_edge.kernels import dispatch
 from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE
-from treeeagle_edge.linear import bitsandbytes_module
+from treeeagle_edge.model.int8_rows import quantise_rows
+from treeeagle_edge.model.linear import bitsandbytes_module
 
 BANDWIDTH = "bandwidth"  # name of a fact, in bytes/s: later sections give their speed as a share of it
 _MOST_COPIES = 64

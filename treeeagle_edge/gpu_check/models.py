@@ -17,19 +17,19 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from treeeagle_edge.generation_defaults import GenerationDefaults
-from treeeagle_edge.head import Head, HeadOutput
-from treeeagle_edge.head_checkpoint import HeadCheckpoint
+from treeeagle_edge.checkpoint.head import HeadCheckpoint
+from treeeagle_edge.checkpoint.tensor_shapes import expected_shapes
+from treeeagle_edge.config.generation_defaults import GenerationDefaults
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.kernels.view import AttentionView
-from treeeagle_edge.kv_store import KVStore
+from treeeagle_edge.kv.store import KVStore
 from treeeagle_edge.limits import MAX_EXPANSIONS
-from treeeagle_edge.linear import check_bits
+from treeeagle_edge.model.head import Head, HeadOutput
+from treeeagle_edge.model.linear import check_bits
+from treeeagle_edge.model.pass_rows import TensorHead
+from treeeagle_edge.model.target import Target, compute_dtype
+from treeeagle_edge.model.target_weights import TargetWeights, load_weights
 from treeeagle_edge.model_config import ModelConfig
-from treeeagle_edge.pass_rows import TensorHead
-from treeeagle_edge.target import Target, compute_dtype
-from treeeagle_edge.target_weights import TargetWeights, load_weights
-from treeeagle_edge.tensor_shapes import expected_shapes
 
 FREE, LED = 0.02, 16.0  # scales of the embedding; a layer adds about 0.5 to the residual stream
 
@@ -149,21 +149,21 @@ class ScriptedHead(TensorHead):
         view: AttentionView,
         top: int,
     ) -> HeadOutput:
-        """See `head.Head.extend`."""
+        """See `model.head.Head.extend`."""
         output = self._head.extend(features, tokens, positions, slots, view, top)
         return self._scripted(output, torch.zeros_like(output.hidden[:, 0]), positions[-1:] + 1, top)
 
     def step(
         self, hidden: Tensor, tokens: Tensor, positions: Tensor, slots: Tensor, view: AttentionView, top: int
     ) -> HeadOutput:
-        """See `head.Head.step`."""
+        """See `model.head.Head.step`."""
         output = self._head.step(hidden, tokens, positions, slots, view, top)
         above, places = hidden[:, 0], positions + 1
         on_text = (above >= 0) & (tokens == self._text[places])
         return self._scripted(output, torch.where(on_text, above + 1, -1), places, top)
 
     def clean_rows(self, slots: Tensor) -> None:
-        """See `head.Head.clean_rows`."""
+        """See `model.head.Head.clean_rows`."""
         self._head.clean_rows(slots)
 
     def _scripted(self, output: HeadOutput, level: Tensor, places: Tensor, top: int) -> HeadOutput:

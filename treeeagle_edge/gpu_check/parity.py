@@ -8,11 +8,11 @@ from treeeagle_edge.gpu_check.answers import answer, engine_of, prompt_of, scrip
 from treeeagle_edge.gpu_check.models import FREE, RandomModel, ScriptedHead, random_head
 from treeeagle_edge.gpu_check.probe import Finding, Probe
 from treeeagle_edge.gpu_check.process import OK
-from treeeagle_edge.head import Head
 from treeeagle_edge.kernels.dispatch import use_backend
-from treeeagle_edge.known_models import usual_head
-from treeeagle_edge.model_protocols import DraftHead
-from treeeagle_edge.target import Target
+from treeeagle_edge.model.head import Head
+from treeeagle_edge.model.protocols import DraftHead
+from treeeagle_edge.model.target import Target
+from treeeagle_edge.planning.known_models import usual_head
 
 EXACT = "exact"
 _RIGHT = 2  # levels that the scripted head drafts right

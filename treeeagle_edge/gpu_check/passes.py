@@ -14,11 +14,11 @@ from treeeagle_edge.gpu_check.models import FREE, RandomModel, draw
 from treeeagle_edge.gpu_check.probe import Finding, Probe, Row
 from treeeagle_edge.gpu_check.sizes import Model
 from treeeagle_edge.gpu_check.timing import EAGER, GRAPH, Arm, as_graph, interleaved, wait
-from treeeagle_edge.head import Head
 from treeeagle_edge.kernels.dispatch import use_backend
 from treeeagle_edge.kernels.view import AttentionView
-from treeeagle_edge.kv_store import KVStore
-from treeeagle_edge.target import Target
+from treeeagle_edge.kv.store import KVStore
+from treeeagle_edge.model.head import Head
+from treeeagle_edge.model.target import Target
 
 GOAL = 1.25  # a verify pass of 16 rows should take at most 1.25 times as long as a step of plain decoding
 # Relative difference. On another stream a product may be split differently, and then adds in another order.

@@ -16,8 +16,8 @@ from treeeagle_edge.gpu_check.models import LED, RandomModel, random_head
 from treeeagle_edge.gpu_check.process import FAILED, NOT_HERE, OK
 from treeeagle_edge.gpu_check.sizes import Model, Sizes
 from treeeagle_edge.gpu_check.timing import said, wait
-from treeeagle_edge.head import Head
 from treeeagle_edge.kernels.triton import availability
+from treeeagle_edge.model.head import Head
 
 Row = dict[str, Any]
 

@@ -9,7 +9,7 @@ from treeeagle_edge.gpu_check.inputs import Case, name_of, normal
 from treeeagle_edge.kernels import reference_int8
 from treeeagle_edge.kernels.triton import reference as plain
 from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE
-from treeeagle_edge.linear import bitsandbytes_module
+from treeeagle_edge.model.linear import bitsandbytes_module
 
 
 def product_case(device: torch.device, dtype: torch.dtype, rows: int, out_size: int, in_size: int) -> Case:

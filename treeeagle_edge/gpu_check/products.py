@@ -14,7 +14,7 @@ from treeeagle_edge.gpu_check.probe import Finding, Probe, Row
 from treeeagle_edge.gpu_check.sizes import Model
 from treeeagle_edge.gpu_check.timing import said, wait
 from treeeagle_edge.kernels.triton.fallback import installed_rule
-from treeeagle_edge.linear import Linear
+from treeeagle_edge.model.linear import Linear
 from treeeagle_edge.model_config import ModelConfig
 
 _SEEN = 3  # a row of the table names this many kernels, the slowest first

@@ -12,17 +12,17 @@ from statistics import median
 
 import torch
 
-from treeeagle_edge.engine import Engine
+from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.gpu_check.answers import engine_of, prompt_of, script_of, tokens_per_round
 from treeeagle_edge.gpu_check.memory import allocator
 from treeeagle_edge.gpu_check.models import FREE, LED, ScriptedHead
 from treeeagle_edge.gpu_check.probe import Finding, Probe, Row
 from treeeagle_edge.gpu_check.timing import EAGER, GRAPH, wait
+from treeeagle_edge.hardware.memory_watch import MemoryWatch
 from treeeagle_edge.kernels.dispatch import use_backend
-from treeeagle_edge.memory_watch import MemoryWatch
+from treeeagle_edge.model.target import Target
 from treeeagle_edge.sampling_params import SamplingParams
-from treeeagle_edge.target import Target
 
 HOST = "led by the host"
 _RIGHT = 2  # levels that the scripted head drafts right

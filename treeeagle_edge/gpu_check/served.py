@@ -16,9 +16,9 @@ from treeeagle_edge.gpu_check.passes import FixedPass, filled_store, head_calls
 from treeeagle_edge.gpu_check.probe import Finding, Probe, Row
 from treeeagle_edge.gpu_check.process import NOT_HERE, OK
 from treeeagle_edge.gpu_check.timing import wait
-from treeeagle_edge.kernel_shapes import head_shape, target_shape
 from treeeagle_edge.kernels import trial
 from treeeagle_edge.kernels.dispatch import TRITON, leave_out, use_backend
+from treeeagle_edge.model.kernel_shapes import head_shape, target_shape
 
 _PRODUCT = "matmul_4bit_kernel"
 _SERVES = {  # kernel -> the operations that it computes

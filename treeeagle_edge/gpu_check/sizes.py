@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from treeeagle_edge.head_config import HeadConfig
-from treeeagle_edge.known_models import KNOWN_MODELS, decoder, usual_head
 from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.planning.known_models import KNOWN_MODELS, decoder, usual_head
 from treeeagle_edge.rounds import TreeShape
 
 MAIN, SECOND = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2-7B-Instruct"

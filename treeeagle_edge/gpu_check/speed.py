@@ -10,7 +10,7 @@ import time
 from functools import partial
 from statistics import median
 
-from treeeagle_edge.engine import Engine
+from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.gpu_check.answers import engine_of, prompt_of, script_of, tokens_per_round
 from treeeagle_edge.gpu_check.models import LED, ScriptedHead
 from treeeagle_edge.gpu_check.probe import Finding, Probe, Row

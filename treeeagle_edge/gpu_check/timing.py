@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from treeeagle_edge.cuda_graphs import CudaCapture
+from treeeagle_edge.device.cuda_graphs import CudaCapture
 from treeeagle_edge.errors import CannotRunError, TreeEagleError, reason_of
 
 Item = TypeVar("Item")

@@ -32,7 +32,7 @@ from treeeagle_edge.gpu_check.served import check_served
 from treeeagle_edge.gpu_check.sizes import SIZES
 from treeeagle_edge.gpu_check.speed import check_speed
 from treeeagle_edge.gpu_check.timing import said
-from treeeagle_edge.hardware import detect
+from treeeagle_edge.hardware.detection import detect
 
 SECTIONS: Mapping[str, Callable[[Probe, Finding], None]] = MappingProxyType(
     {

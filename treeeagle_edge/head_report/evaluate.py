@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treeeagle_edge.bench.prompts import BenchPrompt, builtin_prompts, read_prompts
+from treeeagle_edge.chat.prompt import TextCodec, Turn, build_messages
+from treeeagle_edge.engine.protocol import TokenEngine
 from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.head_report.tally import Tally, tally
 from treeeagle_edge.progress import Progress, silent
-from treeeagle_edge.prompt import TextCodec, Turn, build_messages
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.settings import RunSettings
-from treeeagle_edge.token_engine import TokenEngine
 
 if TYPE_CHECKING:
     from treeeagle_edge.runtime import Runtime

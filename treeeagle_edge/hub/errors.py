@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from treeeagle_edge.errors import CannotRunError, InputError, TreeEagleError, reason_of
-from treeeagle_edge.known_models import KNOWN_MODELS
+from treeeagle_edge.planning.known_models import KNOWN_MODELS
 
 _AGAIN = "what has come is kept: run the same command again to go on"
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.known_models import KNOWN_MODELS
 from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.planning.known_models import KNOWN_MODELS
 
 _CHUNK = 1 << 20
 _TEXT_FILES = (

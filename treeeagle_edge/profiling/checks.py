@@ -11,13 +11,13 @@ from importlib import metadata
 from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 
-from treeeagle_edge.backend import NATIVE_BITS
-from treeeagle_edge.fetch import DEMO_MODEL
-from treeeagle_edge.hardware import Hardware
+from treeeagle_edge.hardware.detection import Hardware
 from treeeagle_edge.paths import cache_dir
-from treeeagle_edge.plan_bytes import block_bytes, embedding_bytes, head_bytes
-from treeeagle_edge.run_plan import RunPlan
-from treeeagle_edge.run_shapes import PlannedModel
+from treeeagle_edge.planning.backend import NATIVE_BITS
+from treeeagle_edge.planning.model_shapes import PlannedModel
+from treeeagle_edge.planning.run_plan import RunPlan
+from treeeagle_edge.planning.torch_bytes import block_bytes, embedding_bytes, head_bytes
+from treeeagle_edge.sources.demo_model import DEMO_MODEL
 from treeeagle_edge.units import GB, format_gb
 from treeeagle_edge.widths import Widths
 

@@ -15,9 +15,9 @@ from treeeagle_edge.kernels import trial
 from treeeagle_edge.kernels.dispatch import attention, available_backends, use_backend
 from treeeagle_edge.kernels.trial_cases import SmallTree, small_tree
 from treeeagle_edge.kernels.triton import availability
-from treeeagle_edge.linear import Linear, make_linear
+from treeeagle_edge.model.linear import Linear, make_linear
+from treeeagle_edge.planning.run_plan import RunPlan
 from treeeagle_edge.profiling.checks import FAIL, OK, WARN, Check
-from treeeagle_edge.run_plan import RunPlan
 
 # Largest relative error of a healthy layer with normally distributed weights. Usual are 0.09 at 4 bits, 0.007 at 8.
 _ERROR_LIMIT = {4: 0.15, 8: 0.03}

@@ -13,9 +13,9 @@ from treeeagle_edge.kernels.native.reading import Store, View
 from treeeagle_edge.kernels.native.structs import ModelConfig
 from treeeagle_edge.kernels.native.team import Team
 from treeeagle_edge.kernels.view import AttentionView
-from treeeagle_edge.kv_store import KVStore
-from treeeagle_edge.native_target import native_store, native_view
-from treeeagle_edge.plan_native import BLOCK, matrix_bytes
+from treeeagle_edge.kv.store import KVStore
+from treeeagle_edge.model.native_target import native_store, native_view
+from treeeagle_edge.planning.native_bytes import BLOCK, matrix_bytes
 
 _FORMATS = {4: "q4_1", 8: "q8"}
 _VOCABULARY = 32  # of the timed model; small, since its layers are what is timed

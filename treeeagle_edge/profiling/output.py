@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from treeeagle_edge.plan import PlanLine
+from treeeagle_edge.planning.memory_plan import PlanLine
+from treeeagle_edge.planning.run_plan import RunPlan
 from treeeagle_edge.profiling.report import ProfileReport
 from treeeagle_edge.profiling.speed import Speed
-from treeeagle_edge.run_plan import RunPlan
 from treeeagle_edge.units import GB, format_gb
 
 SCHEMA = 1

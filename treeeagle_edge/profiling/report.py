@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from treeeagle_edge.backend import choose_backend
 from treeeagle_edge.errors import CannotRunError, UsageError
-from treeeagle_edge.fetch import DEMO_MODEL
-from treeeagle_edge.hardware import Hardware, detect, imagine_gpu
-from treeeagle_edge.known_models import find_known
-from treeeagle_edge.profile_config import choose_profile
+from treeeagle_edge.hardware.detection import Hardware, detect, imagine_gpu
+from treeeagle_edge.planning.alternatives import alternatives
+from treeeagle_edge.planning.backend import choose_backend
+from treeeagle_edge.planning.known_models import find_known
+from treeeagle_edge.planning.memory_profile import choose_profile
+from treeeagle_edge.planning.model_shapes import PlannedModel, planned_model
+from treeeagle_edge.planning.run_plan import RunPlan, pick_profile, plan_run
 from treeeagle_edge.profiling import checks
 from treeeagle_edge.profiling.checks import FAIL, OK, WARN, Check, download_bytes
 from treeeagle_edge.profiling.speed import Speed, check_speeds, expected_speeds
 from treeeagle_edge.progress import Progress, silent
-from treeeagle_edge.run_alternatives import alternatives
-from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
-from treeeagle_edge.run_shapes import PlannedModel, planned_model
 from treeeagle_edge.settings import RunSettings
+from treeeagle_edge.sources.demo_model import DEMO_MODEL
 from treeeagle_edge.units import format_gb
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from treeeagle_edge.hardware import Hardware
+from treeeagle_edge.hardware.detection import Hardware
+from treeeagle_edge.planning.run_plan import RunPlan
+from treeeagle_edge.planning.speed_estimate import SpeedEstimate, estimate_speed, joint_bandwidth
 from treeeagle_edge.profiling.checks import WARN, Check
-from treeeagle_edge.run_plan import RunPlan
-from treeeagle_edge.speed_estimate import SpeedEstimate, estimate_speed, joint_bandwidth
 from treeeagle_edge.units import GB, format_gb
 
 # Common cards: (GB, card, GB/s of the data sheet). They stand for a card that this machine does not have.

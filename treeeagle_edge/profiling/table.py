@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from textwrap import dedent
 
-from treeeagle_edge.hardware import Hardware, imagine_gpu
-from treeeagle_edge.hardware_cpu import Cpu, Ram
-from treeeagle_edge.known_models import KNOWN_MODELS
-from treeeagle_edge.plan import MemoryPlan
-from treeeagle_edge.plan_bytes import head_bytes, step_bytes
-from treeeagle_edge.run_alternatives import alternatives
-from treeeagle_edge.run_plan import RunPlan, pick_profile, plan_run
-from treeeagle_edge.run_shapes import PlannedModel
+from treeeagle_edge.hardware.cpu import Cpu, Ram
+from treeeagle_edge.hardware.detection import Hardware, imagine_gpu
+from treeeagle_edge.planning.alternatives import alternatives
+from treeeagle_edge.planning.known_models import KNOWN_MODELS
+from treeeagle_edge.planning.memory_plan import MemoryPlan
+from treeeagle_edge.planning.model_shapes import PlannedModel
+from treeeagle_edge.planning.run_plan import RunPlan, pick_profile, plan_run
+from treeeagle_edge.planning.torch_bytes import head_bytes, step_bytes
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.units import GB, format_gb
 

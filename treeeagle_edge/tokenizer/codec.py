@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treeeagle_edge.chat_template import ChatTemplate
 from treeeagle_edge.errors import InputError
+from treeeagle_edge.tokenizer.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
     import tokenizers

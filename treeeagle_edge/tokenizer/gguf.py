@@ -9,8 +9,8 @@ from typing import Any
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from treeeagle_edge.config.generation_defaults import gguf_generation_defaults
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.generation_defaults import gguf_generation_defaults
 from treeeagle_edge.gguf_file import open_gguf
 from treeeagle_edge.tokenizer.codec import Tokenizer
 from treeeagle_edge.tokenizer.spm import Pieces, add_special, bpe_model, spm_backend

@@ -9,10 +9,10 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from treeeagle_edge.chat_template import find_template
+from treeeagle_edge.config.generation_defaults import read_generation_defaults
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.generation_defaults import read_generation_defaults
 from treeeagle_edge.json_file import read_json
+from treeeagle_edge.tokenizer.chat_template import find_template
 from treeeagle_edge.tokenizer.codec import Tokenizer
 from treeeagle_edge.tokenizer.spm import Pieces, add_special, read_spm_model, spm_backend
 

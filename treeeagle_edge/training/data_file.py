@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from treeeagle_edge.chat.prompt import TextCodec
 from treeeagle_edge.errors import InputError, reason_of
 from treeeagle_edge.json_file import json_reason, parse_json
-from treeeagle_edge.prompt import TextCodec
 from treeeagle_edge.training.dialogues import Script, Wish, retold
 from treeeagle_edge.training.pieces import ChatPieces
 from treeeagle_edge.training.writing import Scripts

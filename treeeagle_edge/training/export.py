@@ -1,6 +1,6 @@
 """Writes a draft head in a layout that other programs read: SafeAILab's, or that of speculators, which vLLM serves.
 
-`treeeagle_edge.head_layouts` reads both.
+`treeeagle_edge.checkpoint.head_layouts` reads both.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treeeagle_edge.checkpoint.head_layouts import LAYER, MIDLAYER, REQUIRED, TAP_KEY
 from treeeagle_edge.errors import CannotRunError, InputError, UsageError, reason_of
 from treeeagle_edge.head_config import HeadConfig
-from treeeagle_edge.head_layouts import LAYER, MIDLAYER, REQUIRED, TAP_KEY
 from treeeagle_edge.model_config import RopeConfig
 from treeeagle_edge.training.shards import save_whole
 
@@ -50,12 +50,12 @@ def write_head(
 ) -> None:
     """Write `folder`/config.json and model.safetensors, over older ones; each is written whole or not at all.
 
-    tensors: by canonical name (`head_layouts.REQUIRED`, and embed_tokens.weight where `config.own_embedding`).
-    dtype: in which they are stored. target_ids: [Vd] int64, strictly increasing ids of the target. layout: one of
-    LAYOUTS. target_name: the target's Hugging Face id or folder, which the speculators layout names. extra: more keys
-    for the decoder layer's config, such as max_position_embeddings or token ids; it cannot replace those that `config`
-    decides. default_taps: the target's; where the head has the same, the SafeAILab layout does not name them, as that
-    project's own heads do not.
+    tensors: by canonical name (`checkpoint.head_layouts.REQUIRED`, and embed_tokens.weight where
+    `config.own_embedding`). dtype: in which they are stored. target_ids: [Vd] int64, strictly increasing ids of the
+    target. layout: one of LAYOUTS. target_name: the target's Hugging Face id or folder, which the speculators layout
+    names. extra: more keys for the decoder layer's config, such as max_position_embeddings or token ids; it cannot
+    replace those that `config` decides. default_taps: the target's; where the head has the same, the SafeAILab layout
+    does not name them, as that project's own heads do not.
 
     Raises UsageError for an unknown layout, InputError for a head that the layout cannot describe, CannotRunError for
     a full disk.

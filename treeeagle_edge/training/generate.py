@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from treeeagle_edge.kernels.view import BatchView
-from treeeagle_edge.kv_store import KVStore
-from treeeagle_edge.model_protocols import TargetModel
+from treeeagle_edge.kv.store import KVStore
+from treeeagle_edge.model.protocols import TargetModel
 from treeeagle_edge.training.dialogues import DialogueToken, Script, Wish
 from treeeagle_edge.training.shards import Dialogue
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from treeeagle_edge.checkpoint.head import HeadCheckpoint, open_head
 from treeeagle_edge.checkpoint.opening import Checkpoint
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.head_checkpoint import HeadCheckpoint, open_head
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.model_config import ModelConfig
-from treeeagle_edge.models import resolve_head
+from treeeagle_edge.sources.model_names import resolve_head
 
 _LAYER = "layers.0."
 

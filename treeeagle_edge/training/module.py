@@ -1,9 +1,9 @@
 """An EAGLE-3 head as a trainable module that drafts in training as it will in use (training-time test, 2503.01840).
 
-Row t pairs the feature of token t with the embedding of token t + 1 (see `treeeagle_edge.head`). From chosen rows, the
-anchors, the head drafts a chain of tokens. The first step of a chain reads the target's feature, each later one the
-head's own output of the step before. A step attends to the rows up to its anchor and to its own chain, as a branch of
-a draft tree does.
+Row t pairs the feature of token t with the embedding of token t + 1 (see `treeeagle_edge.model.head`). From chosen
+rows, the anchors, the head drafts a chain of tokens. The first step of a chain reads the target's feature, each later
+one the head's own output of the step before. A step attends to the rows up to its anchor and to its own chain, as a
+branch of a draft tree does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.kernels.reference_layers import rotate
-from treeeagle_edge.rope import RotaryTable
+from treeeagle_edge.model.rope import RotaryTable
 
 _LAYER = "layers.0."
 TENSOR_NAMES = {  # attribute -> name in a checkpoint

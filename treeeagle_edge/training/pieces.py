@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from treeeagle_edge.chat.prompt import TextCodec
 from treeeagle_edge.errors import InputError
-from treeeagle_edge.prompt import TextCodec
 
 _USER, _ANSWER, _SECOND = "[the person's words]", "[the answer's words]", "[more of the person's words]"
 

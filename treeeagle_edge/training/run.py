@@ -17,7 +17,7 @@ from treeeagle_edge.bench.prompts import builtin_prompts, read_prompts
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.json_file import write_json
-from treeeagle_edge.known_models import usual_head
+from treeeagle_edge.planning.known_models import usual_head
 from treeeagle_edge.progress import Progress
 from treeeagle_edge.tokenizer.codec import Tokenizer
 from treeeagle_edge.training.corpus import Corpus, draft_vocabulary, open_corpus

@@ -9,11 +9,11 @@ import torch
 
 from treeeagle_edge.checkpoint.opening import Checkpoint, open_checkpoint
 from treeeagle_edge.errors import UsageError
-from treeeagle_edge.hardware import Hardware, detect
-from treeeagle_edge.model_protocols import TargetModel
-from treeeagle_edge.planned_models import load_planned_target, plan_and_fetch
+from treeeagle_edge.hardware.detection import Hardware, detect
+from treeeagle_edge.model.protocols import TargetModel
+from treeeagle_edge.model_loading import load_planned_target, plan_and_fetch
+from treeeagle_edge.planning.run_plan import RunPlan, pick_profile
 from treeeagle_edge.progress import Progress
-from treeeagle_edge.run_plan import RunPlan, pick_profile
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.tokenizer.codec import Tokenizer, load_tokenizer
 

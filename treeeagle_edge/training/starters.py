@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import yaml
 
-from treeeagle_edge.prompt import TextCodec
+from treeeagle_edge.chat.prompt import TextCodec
 
 USER_TOKENS = 96  # longest turn of a person, unless the starter's group allows more
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.model_protocols import TargetModel
+from treeeagle_edge.model.protocols import TargetModel
 from treeeagle_edge.progress import Progress
 from treeeagle_edge.training.dialogues import Script, self_written
 from treeeagle_edge.training.generate import DialogueWriter

@@ -1,4 +1,4 @@
-// Grows a draft tree with the head, level by level, in one call. `treeeagle_edge/drafter.py` does the same with any head.
+// Grows a draft tree with the head, level by level, in one call. `treeeagle_edge/drafting/drafter.py` does the same with any head.
 #pragma once
 
 #include "growth.h"

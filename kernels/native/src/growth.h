@@ -1,4 +1,4 @@
-// How far a draft tree grows: EAGLE-2's rule (arXiv 2406.16858), or as long as growing pays. `treeeagle_edge/growth.py` is
+// How far a draft tree grows: EAGLE-2's rule (arXiv 2406.16858), or as long as growing pays. `treeeagle_edge/drafting/growth.py` is
 // the definition and says why; here are the same sums in the same order, so that both grow the same tree.
 #pragma once
 

@@ -1,0 +1,1 @@
+"""How a draft tree grows, and how large each round's tree should be."""

@@ -1,0 +1,1 @@
+"""What this machine has: device, processor, memory, NVIDIA cards."""

@@ -1,0 +1,1 @@
+"""The KV memory: storage of slots, who owns them, and the sequence that reads them."""
