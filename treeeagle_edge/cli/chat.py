@@ -138,8 +138,8 @@ def _one_shot_text(prompt: str | None, *, raw: bool) -> str | None:
 def _comes_soon(stream: TextIO | None) -> bool:
     """False where nothing is piped in for a while: whoever started this may have left a stream open by mistake."""
     try:
-        return bool(select.select([stream], [], [], PATIENCE_S)[0])
-    except (OSError, TypeError, ValueError):  # closed, no file, or of a kind that cannot be waited for
+        return stream is None or bool(select.select([stream], [], [], PATIENCE_S)[0])
+    except (OSError, ValueError):  # closed, no file, or of a kind that cannot be waited for
         return True
 
 
