@@ -12,7 +12,7 @@ from gguf.constants import GGMLQuantizationType
 
 from treeeagle_edge.bench.compare import read_document
 from treeeagle_edge.bench.prompts import read_prompts
-from treeeagle_edge.cli.conversation import read_text
+from treeeagle_edge.cli.conversation import read_given
 from treeeagle_edge.errors import TreeEagleError, reason_of
 from treeeagle_edge.fetch import fetch_demo_model
 from treeeagle_edge.gguf_file import GGUFFile, GGUFTensor, open_gguf
@@ -57,7 +57,7 @@ READERS: list[Callable[[Path], object]] = [
     lambda _: fetch_demo_model(),
     lambda path: read_prompts(path / "gone.jsonl"),
     lambda path: read_document(path / "gone.json"),
-    lambda path: read_text(path / "gone.txt"),
+    lambda path: read_given(path / "gone.txt"),
     lambda path: load_session(path / "gone.json"),
     lambda path: load_profile(str(path / "gone.yaml")),
     lambda path: read_head_tensors(path / "gone.safetensors"),
