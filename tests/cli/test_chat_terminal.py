@@ -153,6 +153,24 @@ def test_ctrl_c_stops_the_reply_only(term):
     assert (turns[0].answer or "").startswith("word word word")
 
 
+def test_ctrl_c_stops_the_reading_of_a_prompt():
+    """Which has no rounds, and takes minutes where a text is long and a model large. The chat goes on."""
+    terminal = Terminal("chat", TERM="xterm", ANSWERS='["an answer"]', READING="30")
+    terminal.prompt()
+    terminal.send("a long text\r")
+    terminal.expect("long text")
+    time.sleep(0.5)
+    terminal.send("\x03")
+    terminal.expect("stopped before the answer began")
+    terminal.prompt()
+    terminal.send("again\r")
+    terminal.expect("an answer")
+    terminal.prompt()
+    terminal.send("\x04")
+    assert terminal.leave() == 0
+    assert [turn.user for turn in load_session(last_session_path()).turns] == ["again"]
+
+
 def test_a_message_typed_during_an_answer_is_sent_after_it():
     """Enter typed ahead stays Enter, and nothing that is typed shows up inside the answer."""
     terminal = Terminal("chat", TERM="xterm", ANSWERS=f'["{"word " * 60}end", "second answer"]', PAUSE="0.02")

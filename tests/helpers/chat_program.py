@@ -1,6 +1,7 @@
 """The `treeeagle` program over a scripted engine, for tests that need a process of its own.
 
-The environment says what happens: ANSWERS (a JSON list of texts) and PAUSE (seconds after each round).
+The environment says what happens: ANSWERS (a JSON list of texts), PAUSE (seconds after each round) and READING (seconds
+before the first round of the first answer).
 """
 
 from __future__ import annotations
@@ -10,16 +11,27 @@ import os
 import sys
 import time
 import types
+from collections.abc import Iterator
+from typing import Any
 
 from chat_fakes import ScriptEngine, fake_runtime, script
 
 from treeeagle_edge.cli.app import main
+from treeeagle_edge.rounds import Round
+
+
+class SlowReader(ScriptEngine):
+    """Takes its time over the first prompt."""
+
+    def generate(self, *arguments: Any, **options: Any) -> Iterator[Round]:
+        time.sleep(float(os.environ.pop("READING", "0")))
+        yield from super().generate(*arguments, **options)
 
 
 def _load_runtime(_settings: object, *, progress: object = None) -> object:
     answers = [script(text) for text in json.loads(os.environ.get("ANSWERS", '["The sky is blue."]'))]
     pause = float(os.environ.get("PAUSE", "0"))
-    return fake_runtime(ScriptEngine(answers, on_round=lambda _: time.sleep(pause)))
+    return fake_runtime(SlowReader(answers, on_round=lambda _: time.sleep(pause)))
 
 
 fake = types.ModuleType("treeeagle_edge.runtime")

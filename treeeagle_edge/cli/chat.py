@@ -140,8 +140,8 @@ def _comes_soon(stream: TextIO | None) -> bool:
     if stream is None:
         return True
     try:
-        return bool(select.select([stream], [], [], PATIENCE_S)[0])
-    except (OSError, TypeError, ValueError):  # closed, no file, or of a kind that cannot be waited for
+        return stream is None or bool(select.select([stream], [], [], PATIENCE_S)[0])
+    except (OSError, ValueError):  # closed, no file, or of a kind that cannot be waited for
         return True
 
 

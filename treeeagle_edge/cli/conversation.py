@@ -151,8 +151,10 @@ class Conversation:
             tree=self.tree,
             stop_requested=lambda: self.interrupts.requested,
         )
+        self.interrupts.reading = True
         with closing(pieces):
             for piece in pieces:
+                self.interrupts.reading = False
                 if isinstance(piece, Answer):
                     printer.finish()
                     return piece

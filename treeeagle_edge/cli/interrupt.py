@@ -1,4 +1,4 @@
-"""Ctrl-C: once stops the answer at its next round, twice within a second leaves."""
+"""Ctrl-C: once stops the answer at its next round, or the reading before it; twice within a second leaves."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ class LeaveNow(KeyboardInterrupt):
     """Ctrl-C was pressed twice within a second."""
 
 
+class StopReading(KeyboardInterrupt):
+    """Ctrl-C was pressed before anything was answered: reading a long prompt takes its time, and has no rounds."""
+
+
 class Interrupts:
     """Remembers when Ctrl-C was pressed last, at the prompt or while answering."""
 
@@ -24,6 +28,7 @@ class Interrupts:
         self._clock = clock
         self._last = float("-inf")
         self.requested = False  # Ctrl-C was pressed since `watch` began
+        self.reading = False  # nothing is shown yet, so nothing is lost where a pass is broken off
 
     def press(self) -> bool:
         """Note a Ctrl-C; True where it is the second within a second."""
@@ -34,10 +39,10 @@ class Interrupts:
 
     @contextmanager
     def watch(self) -> Iterator[Interrupts]:
-        """While this lasts, Ctrl-C sets `requested` instead of tearing a target pass apart; twice raises
-        LeaveNow. Outside the main thread signals cannot be caught, and nothing changes.
+        """While this lasts, Ctrl-C sets `requested` instead of tearing a target pass apart, or raises StopReading while
+        `reading`; twice raises LeaveNow. Outside the main thread signals cannot be caught, and nothing changes.
         """
-        self.requested = False
+        self.requested = self.reading = False
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
@@ -51,3 +56,5 @@ class Interrupts:
         self.requested = True
         if self.press():
             raise LeaveNow
+        if self.reading:
+            raise StopReading

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from treeeagle_edge.cli.console import EXIT_INTERRUPT, EXIT_OK, print_error, say
 from treeeagle_edge.cli.conversation import Conversation
-from treeeagle_edge.cli.interrupt import LeaveNow
+from treeeagle_edge.cli.interrupt import LeaveNow, StopReading
 from treeeagle_edge.cli.line_input import LineInput, read_message
 from treeeagle_edge.cli.slash import LeaveChat, run_command
 from treeeagle_edge.errors import TreeEagleError
 
 WELCOME = "/help for commands, Ctrl-D to leave"
+STOPPED_READING = "stopped before the answer began, so the message is not part of the conversation"
 INTERRUPT_HINT = "Ctrl-D or /exit leaves; Ctrl-C again within a second does too"
 
 
@@ -27,6 +28,8 @@ def run_repl(conversation: Conversation, source: LineInput) -> int:
             print_error(error)
         except LeaveNow:
             return EXIT_INTERRUPT
+        except StopReading:
+            say(STOPPED_READING)
         except KeyboardInterrupt:
             if conversation.interrupts.press():
                 return EXIT_INTERRUPT
