@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,15 @@ class Terminal:
             self.process.kill()
             os.close(self.master)
 
+    def press_until_it_leaves(self, key: str) -> int:
+        """Two presses within a second end the program; a busy machine may take longer over one, so more may follow."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.send(key)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.3)
+        return self.leave()
+
     def _answer_queries(self, chunk: bytes) -> None:
         if b"\x1b[6n" in chunk:  # where is the cursor?
             os.write(self.master, b"\x1b[30;1R")
@@ -144,9 +154,8 @@ def test_ctrl_c_stops_the_reply_only(term):
     terminal.prompt()
     time.sleep(1.1)
     terminal.send("\x03")
-    terminal.prompt()
-    terminal.send("\x03")
-    assert terminal.leave() == 130
+    terminal.prompt()  # one alone does not leave
+    assert terminal.press_until_it_leaves("\x03") == 130
     turns = load_session(last_session_path()).turns
     assert [turn.user for turn in turns] == ["hello", "again"]
     assert turns[0].finish_reason == "interrupt"
