@@ -71,8 +71,9 @@ def test_of_equal_scores_none_is_excluded_and_noise_decides(cuts: dict[str, Any]
 def test_what_is_excluded_or_no_number_is_never_drawn(spoilt: float) -> None:
     scores = np.full(3_000, spoilt, np.float32)
     scores[[7, 2_500]] = -400.0, -401.0
-    drawn = {Team(2).draw(scores, Sampling(1.0, 0, 1.0, 0.0, seed), 3) for seed in range(40)}
-    assert drawn == {7, 2_500}
+    for top_k, top_p in ((0, 1.0), (5, 1.0), (300, 1.0), (0, 0.99), (300, 0.99)):
+        drawn = {Team(2).draw(scores, Sampling(1.0, top_k, top_p, 0.0, seed), 3) for seed in range(40)}
+        assert drawn == {7, 2_500}
     scores[[7, 2_500]] = spoilt
     with pytest.raises(NativeError, match="no score is above -infinity"):
         Team(2).draw(scores, Sampling(1.0, 0, 1.0, 0.0, 0), 3)

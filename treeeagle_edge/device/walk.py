@@ -162,9 +162,8 @@ class DeviceSampler:
         values, ids = scores.sort(descending=True, stable=True)
         values = values.masked_fill(values < values[self._top_k - 1], float("-inf"))
         mass = (values - values.logsumexp(0)).exp().cumsum(0)
-        last = (
-            (mass < self._numbers[4]).sum().clamp(max=self._vocab - 1).reshape(1)
-        )  # a number would be waited for
+        # [1] and not a number, which would be waited for
+        last = (mass < self._numbers[4]).sum().clamp(max=self._vocab - 1).reshape(1)
         return values.masked_fill(values < values[last], float("-inf")), ids
 
     def _observe(self, token: Tensor, alive: Tensor) -> None:

@@ -15,11 +15,8 @@ from treeeagle_edge.rounds import Round
 _LEARN = 0.08  # weight of the newest round in the seconds of sampling
 _LEARN_POINT = 0.02  # the same in the correction of a single point
 _KEEP = 0.97  # weight that earlier rounds keep with each newer one, in the two factors of a curve
-_DOUBT = (
-    0.3,
-    0.0,
-    1.5,
-)  # of them at the start: variance, covariance, variance, in units of the noise of one round
+# of the two factors at the start: variance, covariance, variance, in units of the noise of one round
+_DOUBT = (0.3, 0.0, 1.5)
 _LEAST_FACTOR = 0.05
 _MOST_OFF = 3.0  # times too long; what took longer was interrupted
 _LEVELS = 8  # points of the curve of drafting; beyond the last, costs are in proportion

@@ -63,9 +63,8 @@ def measure_costs(passes: Passes, pool: KVPool, context: int, bounds: TreeShape)
     extend = step = 0.0
     if drafts:
         extend, deep = best["draft 1"], best.get(f"draft {_LEVELS}", math.inf)
-        step = max(
-            (deep - extend) / (_LEVELS - 1), extend / 20
-        )  # a level is never free, whatever the clock says
+        # a level is never free, whatever the clock says
+        step = max((deep - extend) / (_LEVELS - 1), extend / 20)
     steady = all(_is_steady(taken[f"verify {count}"]) for count in sizes[:_ALWAYS])
     return CostTable(tuple(rows), tuple(best[f"verify {count}"] for count in rows), extend, step, steady)
 

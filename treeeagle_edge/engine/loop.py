@@ -70,9 +70,8 @@ class Engine:
         self.tree = tree
         pads = exact and not target.batch_invariant
         self._fixed_rows = exact_rows(tree.nodes + 1 if tree else 1) if pads else None
-        self._turn = (
-            RLock()
-        )  # again by the same thread: an answer that nobody keeps may end in the midst of a round
+        # the same thread may come again: an answer that nobody keeps may end in the midst of a round
+        self._turn = RLock()
         self._pool = KVPool(slots)
         self._passes = Passes(target, head, slots=slots, fixed_rows=self._fixed_rows)
         self._controller: Controller | None = None

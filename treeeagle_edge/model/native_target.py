@@ -24,7 +24,6 @@ from treeeagle_edge.model.target import TargetOutput
 from treeeagle_edge.model.target_weights import Progress, TensorReader
 from treeeagle_edge.sampling_params import SamplingParams
 
-BLOCK = 32  # weights that share a scale; every width must be a multiple of it
 _MATRICES = {
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",

@@ -103,12 +103,12 @@ void Draw::Call::scale(int64_t piece) const {
   int64_t i = begin;
   for (; i + kLanes <= end; i += kLanes)
     for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const float score = raw[i + lane] / divisor;
+      const float score = std::max(kNothing, raw[i + lane] / divisor);  // in this order: NaN becomes -infinity
       scores[i + lane] = score;
       peaks[lane] = score > peaks[lane] ? score : peaks[lane];
     }
   for (; i < end; ++i) {
-    scores[i] = raw[i] / divisor;
+    scores[i] = std::max(kNothing, raw[i] / divisor);
     peaks[0] = scores[i] > peaks[0] ? scores[i] : peaks[0];
   }
   draw.peaks_.data()[piece] = *std::max_element(peaks, peaks + kLanes);
