@@ -15,6 +15,7 @@ from treeeagle_edge.drafting.growth_rule import GrowthRule, Worth
 from treeeagle_edge.rounds import TreeShape
 
 _SCORE = attrgetter("score")
+_TREES_A_LOOK = 4  # costs are asked for once in so many trees
 
 
 @dataclass(eq=False, slots=True)
@@ -122,12 +123,18 @@ class AdaptiveGrowth:
         self._verify = array("d", [0.0] * (bounds.nodes + 3))
         worth = Worth(self._verify, self._draft, self._continues, *acceptance.calibration)
         self.rule = GrowthRule(bounds.depth, bounds.branching, bounds.nodes, array("q", stop_ids), worth)
+        self._trees = 0
         self.begin(rate)
 
     def begin(self, rate: float) -> None:
-        """Begin the next tree, with costs and chances as of now. Arrays keep their place, which native code knows."""
+        """Begin the next tree, with costs and chances as of now, or as of a few trees ago: they move slowly. Arrays keep
+        their place, which native code knows.
+        """
         acceptance, costs = self._acceptance, self._costs
         self.levels = 0
+        self._trees += 1
+        if self._trees % _TREES_A_LOOK != 1:
+            return
         # costs in tokens: seconds times rate
         self._draft[:] = array("d", [rate * seconds for seconds in costs.draft_by_levels(self.depth)])
         self._verify[:] = array("d", [rate * seconds for seconds in costs.verify_by_rows(self._nodes + 2)])
