@@ -127,8 +127,9 @@ class AdaptiveGrowth:
         self.begin(rate)
 
     def begin(self, rate: float) -> None:
-        """Begin the next tree, with costs and chances as of now, or as of a few trees ago: they move slowly. Arrays keep
-        their place, which native code knows.
+        """Begin the next tree, with costs and chances of now or of a few trees ago, since they move slowly.
+
+        Arrays keep their place, which native code knows.
         """
         acceptance, costs = self._acceptance, self._costs
         self.levels = 0
