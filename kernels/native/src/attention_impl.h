@@ -8,32 +8,18 @@
 //
 // Keys, values, queries and probabilities are bf16 in pairs, sums are fp32. Keys are transposed (dimension pairs x keys),
 // values interleaved (key pairs x dimensions), and both products become the same small kernel: `pair_product_impl.h`.
-// `key_block_impl.h` puts keys and values into these shapes.
+// `key_block_impl.h` puts keys and values into these shapes, `softmax_impl.h` makes weights of scores.
 #pragma once
 
 #include <initializer_list>
 #include <type_traits>
 
 #include "key_block_impl.h"
-#include "ops_impl.h"
 #include "pair_product_impl.h"
+#include "softmax_impl.h"
 
 namespace te {
 namespace {
-
-// The queries of a unit and their running softmax. Of each query a part holds the weighted sum of the values [head_dim],
-// then the largest score so far and the sum of exp(score - largest).
-struct QueryState {
-  uint32_t* query;     // [queries][head_dim / 2] bf16 pairs
-  float* part;         // [queries][part_width]
-  float* scores;       // [queries][kKeyBlock]
-  uint16_t* weights;   // [queries][kKeyBlock] bf16
-
-  QueryState from(int64_t first, const AttentionShape& shape) const {
-    return {query + first * shape.head_dim / 2, part + first * shape.part_width(), scores + first * kKeyBlock,
-            weights + first * kKeyBlock};
-  }
-};
 
 struct Scratch {
   KeyBlock shared, own;
@@ -62,40 +48,6 @@ inline int64_t lay_out(const AttentionShape& shape, int64_t queries, char* base,
   return used;
 }
 
-// One query's scores of a block become bf16 weights; the running sums are brought to the new peak.
-template <class S>
-void soften(const QueryState& state, int64_t query, int64_t count, const AttentionShape& shape) {
-  using F = typename S::F;
-  float* scores = state.scores + query * kKeyBlock;
-  uint16_t* weights = state.weights + query * kKeyBlock;
-  float* part = state.part + query * shape.part_width();
-  float &peak_so_far = part[shape.head_dim], &total_so_far = part[shape.head_dim + 1];
-  const int64_t end = round_up(count, S::kLanes);
-  for (int64_t j = count; j < end; ++j) scores[j] = -__builtin_inff();
-  F largest = S::load(scores);
-  for (int64_t j = S::kLanes; j < end; j += S::kLanes) largest = S::max(largest, S::load(scores + j));
-  const float before = peak_so_far;
-  const float block_peak = S::max_lane(largest);
-  const float peak = block_peak > before ? block_peak : before;
-  F total = S::zero();
-  for (int64_t j = 0; j < end; j += S::kLanes) {
-    S::store(scores + j, exp_approx<S>(S::sub(S::load(scores + j), S::set1(peak))));
-    for (int64_t i = count > j ? count : j; i < j + S::kLanes; ++i) scores[i] = 0.0f;
-    total = S::add(total, S::load(scores + j));
-    S::store_bf16(weights + j, S::load(scores + j));
-  }
-  if (count % 2 != 0) weights[count] = 0;  // the partner of the last pair, when a vector ends between them
-  if (peak != before) {
-    const F shrink = exp_approx<S>(S::set1(before - peak));
-    for (int64_t d = 0; d < shape.head_dim; d += S::kLanes) S::store(part + d, S::mul(S::load(part + d), shrink));
-    alignas(64) float lanes[S::kLanes];
-    S::store(lanes, shrink);
-    total_so_far *= lanes[0];
-    peak_so_far = peak;
-  }
-  total_so_far += S::sum(total);
-}
-
 template <class S>
 void attend_block(const KeyBlock& block, const QueryState& state, int64_t query0, int64_t queries, int64_t count,
                   const AttentionShape& shape) {
@@ -105,7 +57,7 @@ void attend_block(const KeyBlock& block, const QueryState& state, int64_t query0
   __builtin_memset(scores, 0, static_cast<size_t>(queries * kKeyBlock) * sizeof(float));
   pair_product<S>(queries, vectors, block.keys, kKeyBlock, state.query + query0 * dim / 2, dim / 2, dim / 2, scores,
                   kKeyBlock);
-  for (int64_t q = query0; q < query0 + queries; ++q) soften<S>(state, q, count, shape);
+  soften<S>(state.from(query0, shape), queries, count, shape);
   const auto* weights = reinterpret_cast<const uint32_t*>(state.weights + query0 * kKeyBlock);
   pair_product<S>(queries, dim / S::kLanes, block.values, dim, weights, kKeyBlock / 2, (count + 1) / 2,
                   state.part + query0 * width, width);

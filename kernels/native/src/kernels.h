@@ -61,12 +61,19 @@ struct Contender {
   int64_t tile = 0;
 };
 
+constexpr int64_t kMostTiles = 2;  // that are multiplied together
+
+// Memory that will be needed soon, asked for while a tile, or the one after it, is multiplied; null where there is none.
+struct Upcoming {
+  const uint8_t* tiles[kMostTiles] = {};
+};
+
 struct Kernels {
   const char* name;
   int64_t rows_together;  // rows whose sums of one tile fit the registers
-  // out[r * ldo + 0..15] = rows [row0, row0 + rows) times tile; `next` (or null) is memory needed soon
-  void (*matmul_tile)(const Weight& w, int64_t tile, const Activations& a, int64_t row0, int64_t rows, float* out,
-                      int64_t ldo, const uint8_t* next);
+  // out[r * ldo + 0 .. 16 count - 1] = rows [row0, row0 + rows) times tiles [tile, tile + count), one or two
+  void (*matmul_tiles)(const Weight& w, int64_t tile, int64_t count, const Activations& a, int64_t row0, int64_t rows,
+                       float* out, int64_t ldo, const Upcoming& next);
   // The same from the first plane of a matrix in two, for all rows of a, at most `rows_together`: uppers[r] is no less than any
   // product of both planes, or -infinity where best[r] beats them all. `norms` are the rows'.
   void (*screen_tile)(const Weight& w, int64_t tile, const Activations& a, const float* norms, Contender* best, float* uppers,

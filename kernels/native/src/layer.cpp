@@ -66,20 +66,31 @@ Ahead Worker::beginning(const Matrices& matrices) const {
   return {};
 }
 
+namespace {
+
+// While tiles t and t + 1 are multiplied, memory for the two after them: of this matrix up to `soon`, then of `next`.
+Upcoming upcoming(const Weight& w, int64_t t, int64_t soon, const Ahead& next) {
+  const auto ahead = [&](int64_t i) { return i < soon ? w.quants(i) : next.at(i - soon); };
+  return {{ahead(t + 2), ahead(t + 3)}};
+}
+
+}  // namespace
+
 void Worker::project_some(const Projection& to, int64_t begin, int64_t end, int64_t soon, const Activations& a,
                           int64_t rows, int64_t ldo, const Ahead& next) const {
   const Weight& w = *to.weight;
-  for (int64_t t = begin; t < end; ++t) {
-    const uint8_t* ahead = t + 2 < soon ? w.quants(t + 2) : next.at(t + 2 - soon);
-    const int64_t column = t * kTile, width = std::min<int64_t>(kTile, w.n - column);
-    const bool in_place = to.out && width == kTile;
+  for (int64_t t = begin, count = 0; t < end; t += count) {
+    count = std::min(kMostTiles, end - t);
+    const int64_t column = t * kTile, width = std::min(count * kTile, w.n - column);
+    const bool in_place = to.out && width == count * kTile;
     float* y = in_place ? to.out + column : tile_memory();
-    const int64_t ldy = in_place ? ldo : kTile;
-    k.matmul_tile(w, t, a, 0, rows, y, ldy, ahead);
+    const int64_t ldy = in_place ? ldo : kMostTiles * kTile;
+    k.matmul_tiles(w, t, count, a, 0, rows, y, ldy, upcoming(w, t, soon, next));
     if (to.bias)
       for (int64_t r = 0; r < rows; ++r)
         for (int64_t i = 0; i < width; ++i) y[r * ldy + i] += to.bias[column + i];
-    if (to.peaks) k.note_peaks(y, ldy, rows, column, width, to.peaks);
+    for (int64_t i = 0; to.peaks && i < width; i += kTile)
+      k.note_peaks(y + i, ldy, rows, column + i, std::min<int64_t>(kTile, width - i), to.peaks);
     if (to.out && !in_place)
       for (int64_t r = 0; r < rows; ++r)
         std::memcpy(to.out + r * ldo + column, y + r * ldy, static_cast<size_t>(width) * sizeof(float));
@@ -101,19 +112,21 @@ void Worker::project(std::initializer_list<Projection> list, const Activations& 
 void Worker::project_rows(const Weight& w, int64_t tile, const Activations& a, int64_t row, int64_t rows,
                           Peak* peaks, const uint8_t* next) const {
   const int64_t column = tile * kTile;
-  k.matmul_tile(w, tile, a, row, rows, tile_memory(), kTile, next);
+  k.matmul_tiles(w, tile, 1, a, row, rows, tile_memory(), kTile, {{next, nullptr}});
   k.note_peaks(tile_memory(), kTile, rows, column, std::min<int64_t>(kTile, w.n - column), peaks + row);
 }
 
 void Worker::project_add(const Weight& w, const Activations& a, int64_t rows, const float* bias, float scale, float* x,
                          const Ahead& next) const {
+  constexpr int64_t kWidth = kMostTiles * kTile;
   float* y = tile_memory();
-  for (int64_t t = part_.begin; t < part_.end; ++t) {
-    k.matmul_tile(w, t, a, 0, rows, y, kTile, t + 2 < part_.soon ? w.quants(t + 2) : next.at(t + 2 - part_.soon));
+  for (int64_t t = part_.begin, count = 0; t < part_.end; t += count) {
+    count = std::min(kMostTiles, part_.end - t);
+    k.matmul_tiles(w, t, count, a, 0, rows, y, kWidth, upcoming(w, t, part_.soon, next));
     for (int64_t r = 0; r < rows; ++r) {
       if (bias)
-        for (int i = 0; i < kTile; ++i) y[r * kTile + i] += bias[t * kTile + i];
-      k.add_scaled(x + r * w.n + t * kTile, y + r * kTile, scale, kTile);
+        for (int64_t i = 0; i < count * kTile; ++i) y[r * kWidth + i] += bias[t * kTile + i];
+      k.add_scaled(x + r * w.n + t * kTile, y + r * kWidth, scale, count * kTile);
     }
   }
 }
@@ -126,10 +139,9 @@ void Worker::gated(const Weight& gate, const Weight& up, const Activations& a, i
   for (int64_t b = part_.begin; b < part_.end; ++b) {
     const int64_t t = 2 * b;
     const bool last = b + 1 == part_.soon;
-    k.matmul_tile(gate, t, a, 0, rows, g, kBlock, up.quants(t));
-    k.matmul_tile(gate, t + 1, a, 0, rows, g + kTile, kBlock, up.quants(t + 1));
-    k.matmul_tile(up, t, a, 0, rows, u, kBlock, last ? next.at(0) : gate.quants(t + 2));
-    k.matmul_tile(up, t + 1, a, 0, rows, u + kTile, kBlock, last ? next.at(1) : gate.quants(t + 3));
+    k.matmul_tiles(gate, t, 2, a, 0, rows, g, kBlock, {{up.quants(t), up.quants(t + 1)}});
+    k.matmul_tiles(up, t, 2, a, 0, rows, u, kBlock,
+                   last ? Upcoming{{next.at(0), next.at(1)}} : Upcoming{{gate.quants(t + 2), gate.quants(t + 3)}});
     k.silu_mul(g, u, rows * kBlock);
     for (int64_t r = 0; r < rows; ++r) k.quantise_row(g + r * kBlock, kBlock, out, r, b);
   }

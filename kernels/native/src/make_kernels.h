@@ -11,7 +11,7 @@ namespace {
 
 template <class S>
 constexpr Kernels make_kernels(const char* name) {
-  return {name,         S::kRows, matmul_tile<S>, screen_tile<S>, quantise_row<S>, rms_norm<S>,     add_scaled<S>,
+  return {name,         S::kSums, matmul_tiles<S>, screen_tile<S>, quantise_row<S>, rms_norm<S>,     add_scaled<S>,
           silu_mul<S>,  rope<S>,  store_bf16<S>,  attend<S>,      attend_parts<S>, merge_parts<S>,  attend_scratch,
           note_peaks<S>, log_softmax_top<S>};
 }

@@ -15,7 +15,8 @@ struct Avx2 {
     I magnitude, value;
   };
   static constexpr int kLanes = 8;
-  static constexpr int kRows = 4;  // 4 integer + 4 float accumulators of 16 registers
+  static constexpr int kTiles = 1;  // multiplied together
+  static constexpr int kSums = 4;   // tiles times rows: 4 integer + 4 float accumulators of 16 registers
   static constexpr int kQueries = 4, kVectors = 2;
 
   static F set1(float x) { return _mm256_set1_ps(x); }
@@ -87,6 +88,10 @@ struct Avx2 {
     }
   }
 
+  static F first(F x, int64_t n) {  // lanes [0, n), the others zero
+    const I place = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), place)));
+  }
   static I iset1(int32_t x) { return _mm256_set1_epi32(x); }
   static I iadd(I a, I b) { return _mm256_add_epi32(a, b); }
   static F to_float(I x) { return _mm256_cvtepi32_ps(x); }

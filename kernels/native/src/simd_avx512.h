@@ -18,7 +18,9 @@ struct Avx512Vnni {
   using Q8 = __m512i;
   static constexpr int kLanes = 16;
   static constexpr int kQueries = 4, kVectors = 4;  // tile of the attention products
-  static constexpr int kRows = 12;  // 12 integer + 12 float accumulators, weights and scales in the other registers
+  static constexpr int kTiles = 2;  // multiplied together
+  // Tiles times rows: 12 integer and 12 float accumulators; weights, activations and scales in the other registers.
+  static constexpr int kSums = 12;
 
   static F set1(float x) { return _mm512_set1_ps(x); }
   static F zero() { return _mm512_setzero_ps(); }
@@ -88,6 +90,9 @@ struct Avx512Vnni {
     }
   }
 
+  static F first(F x, int64_t n) {  // lanes [0, n), the others zero
+    return _mm512_maskz_mov_ps(static_cast<__mmask16>((1u << n) - 1), x);
+  }
   static I iset1(int32_t x) { return _mm512_set1_epi32(x); }
   static I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
   static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
@@ -106,6 +111,8 @@ struct Avx512Vnni {
     __builtin_memcpy(&x, block + 4 * group, 4);
     return _mm512_set1_epi32(x);
   }
+  // Keeps what serves two products in a register: each would load it again, and loads are what there is too little of.
+  static void hold(I& x) { asm("" : "+v"(x)); }
   template <int N>
   static I shift_left(I x) { return _mm512_slli_epi32(x, N); }
   template <int N>
@@ -123,8 +130,12 @@ struct Avx512Vnni {
 };
 
 #ifdef __AVX512BF16__
-// The same with bf16 dot products in attention (Zen 4, Sapphire Rapids and later).
+// The same with bf16 dot products in attention (Zen 4, Sapphire Rapids and later). Its conversion rounds as all do; numbers below
+// the normal ones become zero.
 struct Avx512Bf16 : Avx512Vnni {
+  static void store_bf16(uint16_t* p, F x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x));
+  }
   static F dot_pair(F acc, I a, I b) { return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b); }
 };
 #endif

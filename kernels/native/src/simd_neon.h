@@ -10,7 +10,8 @@ namespace te {
 namespace {
 
 struct NeonDot : Portable {
-  static constexpr int kRows = 8;  // 8 integer + 8 float accumulators of 32 registers
+  static constexpr int kTiles = 1;        // multiplied together
+  static constexpr int kSums = 8;         // tiles times rows: 8 integer + 8 float accumulators of 32 registers
   static constexpr int kQueries = 4, kVectors = 4;
 
   static F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }

@@ -12,7 +12,8 @@ namespace {
 
 struct Portable {
   static constexpr int kLanes = 4;
-  static constexpr int kRows = 4;
+  static constexpr int kTiles = 1;  // multiplied together
+  static constexpr int kSums = 4;   // tiles times rows
   static constexpr int kQueries = 2, kVectors = 2;
   typedef float F __attribute__((vector_size(16)));
   typedef int32_t I __attribute__((vector_size(16)));
@@ -67,6 +68,10 @@ struct Portable {
     }
   }
 
+  static F first(F x, int64_t n) {  // lanes [0, n), the others zero
+    for (int64_t i = n; i < kLanes; ++i) x[i] = 0.0f;
+    return x;
+  }
   static I iset1(int32_t x) { return I{x, x, x, x}; }
   static I iadd(I a, I b) { return a + b; }
   static F to_float(I x) {
