@@ -302,6 +302,28 @@ def test_the_chat_is_saved_and_continued(chat):
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_a_continued_chat_has_its_settings_below_the_flags(chat):
+    chat("-p", "why?", "--system", "Be brief.", "--temperature", "0.25", "--seed", "5", "--top-k", "9")
+    _, _, err = chat("-p", "on", "--continue", "--seed", "6")
+    assert "brought back: temperature 0.25, top-k 9, its system prompt\n" in err
+    params = chat.engine.params[-1]
+    assert (params.temperature, params.seed, params.top_k) == (0.25, 6, 9)
+    _, _, err = chat("-p", "and on", "--continue", "--system", "", "--temperature", "0", "--top-k", "0")
+    assert "brought back: seed 6\n" in err  # what was given last is what was saved
+    assert "Be brief." not in sent(chat)
+    params = chat.engine.params[-1]
+    assert (params.temperature, params.seed, params.top_k) == (0, 6, 0)
+
+
+def test_settings_that_cannot_be_are_said_before_loading(chat):
+    chat("-p", "x", "--seed", "5")
+    path = last_session_path()
+    path.write_text(path.read_text().replace('"seed": 5', '"seed": -5'))
+    code, _, err = chat("-p", "x", "--continue")
+    assert code == 1
+    assert err.startswith(f"error: {path} is a damaged session: seed is -5, which is out of range\n hint: ")
+
+
 def test_nothing_is_saved_without_history(chat):
     chat("-p", "x", "--no-history")
     code, _, err = chat("-p", "x", "--continue")

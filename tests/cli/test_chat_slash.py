@@ -229,6 +229,43 @@ def test_save_and_load(repl, tmp_path: Path):
     assert result.engine.prompts[2][: len(known)] == known
 
 
+def test_a_loaded_chat_brings_its_settings_back(repl, tmp_path: Path):
+    """What was chosen since the start is of the chat that is left, so it goes."""
+    path = tmp_path / "chat.json"
+    repl("/system Be brief.", "/set temperature 0.25", "/set seed 5", "hello", f"/save {path}")
+    result = repl("/set top-p 0.5", f"/load {path}", "on", f"/save {path}")
+    assert "brought back: temperature 0.25, seed 5, its system prompt\n" in result.err
+    params = result.engine.params[-1]
+    assert (params.temperature, params.seed, params.top_p) == (0.25, 5, 0.95)
+    assert "Be brief." in prompt_text(result)
+    assert load_session(path).settings == {"temperature": 0.25, "seed": 5}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": "hot"}, {"temperature": 99}, {"seed": 1.5}, {"seed": True}, {"top_p": [1]}],
+)
+def test_settings_that_cannot_be_leave_the_chat_as_it_was(repl, tmp_path: Path, settings):
+    path = tmp_path / "chat.json"
+    repl("/set seed 5", "hello", f"/save {path}")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "settings": settings}))
+    result = repl("/set top-k 7", "first", f"/load {path}", "on")
+    assert f"error: {path} is a damaged session: {next(iter(settings)).replace('_', '-')}" in (
+        result.err.replace("top_p", "top-p")
+    )
+    assert [turn.user for turn in result.conversation.session.turns] == ["first", "on"]
+    assert result.engine.params[-1].top_k == 7
+
+
+def test_settings_of_a_later_version_are_left_out(repl, tmp_path: Path):
+    path = tmp_path / "chat.json"
+    repl("hello", f"/save {path}")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "settings": {"mirostat": 2, "seed": 5}}))
+    assert "brought back: seed 5\n" in repl(f"/load {path}").err
+
+
 def test_save_overwrites_no_other_file(repl, tmp_path: Path):
     path = tmp_path / "thesis.txt"
     path.write_text("four years of work")

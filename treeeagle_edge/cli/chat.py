@@ -39,7 +39,7 @@ NoHistoryOption = Annotated[bool, typer.Option("--no-history", help="Save nothin
 class _Wishes:
     """The options of chat that are neither about the model nor about sampling."""
 
-    system: str | None
+    system: str | None  # "" asks for none
     raw: bool
     show_prompt: bool
     stops: tuple[str, ...]
@@ -95,12 +95,13 @@ def _read_wishes(
     """Look at files now: what is wrong with them should not wait for a model to load."""
     from treeeagle_edge.chat.history import last_session_path, load_session
     from treeeagle_edge.cli.conversation import system_prompt
+    from treeeagle_edge.cli.saved_settings import saved_choices
 
     resume = last_session_path() if continue_ else None
     if resume is not None:
-        load_session(resume)
+        saved_choices(resume, load_session(resume))
     return _Wishes(
-        system=system_prompt(system),
+        system=None if system is None else system_prompt(system) or "",
         raw=raw,
         show_prompt=show_prompt,
         stops=shared.stop_strings(stop),
@@ -163,6 +164,7 @@ def _start(settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wish
     from treeeagle_edge.chat.history import Autosave, new_session_path
     from treeeagle_edge.chat.session import Session
     from treeeagle_edge.cli.conversation import Conversation
+    from treeeagle_edge.cli.saved_settings import Flags
 
     with progress_line() as progress:
         progress("loading …")
@@ -170,12 +172,15 @@ def _start(settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wish
 
         runtime = load_runtime(settings, progress=progress)
     raw = wishes.raw or not runtime.tokenizer.has_chat_template
-    session = Session(runtime.engine, runtime.tokenizer, system=wishes.system, raw=raw, stops=wishes.stops)
+    session = Session(
+        runtime.engine, runtime.tokenizer, system=wishes.system or None, raw=raw, stops=wishes.stops
+    )
     conversation = Conversation(
         runtime=runtime,
         session=session,
         choices=choices,
         autosave=Autosave(new_session_path() if wishes.history else None),
+        flags=Flags(choices, wishes.system),
         speculate=settings.speculate,
         markdown=wishes.markdown,
         show_prompt=wishes.show_prompt,
@@ -183,7 +188,6 @@ def _start(settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wish
     )
     if wishes.resume is not None:
         conversation.load(wishes.resume, keep_file=True)
-        session.system = wishes.system or session.system
     if raw and not wishes.raw:
         note("this model has no chat template: each message is sent as it is")
     return conversation
