@@ -12,6 +12,7 @@ from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.planning.memory_plan import MemoryPlan, PlanLine
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
+from treeeagle_edge.tokenizer.quoting import QUOTE, unquote
 from treeeagle_edge.tree import DraftTree
 from treeeagle_edge.widths import Widths
 
@@ -40,6 +41,16 @@ class ByteCodec:
             out.append(self.ids[match.group()])
             position = match.end()
         return [*out, *text[position:].encode()]
+
+    def quote(self, text: str, *, answer: bool = False) -> str:
+        special = "|".join(re.escape(name) for name in SPECIALS.values())
+        return re.sub(special, lambda found: re.sub(".", QUOTE + r"\g<0>", found.group()), text)
+
+    def encode_quoted(self, text: str) -> list[int]:
+        out: list[int] = []
+        for piece in re.split(f"((?:{QUOTE}.)+)", text):
+            out += unquote(piece).encode() if QUOTE in piece else self.encode(piece)
+        return out
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         raw = b"".join(
