@@ -38,6 +38,7 @@ from treeeagle_edge.rounds import TreeShape
         ("/set nodes 999", "nodes is 999, which is out of range", "use 1 to 256\n"),
         ("/set depth 0", "depth is 0, which is out of range", "use 1 to 32"),
         ("/set spec maybe", "spec is 'maybe', which is no switch", "use /set spec on or /set spec off"),
+        ("/set wrap maybe", "wrap is 'maybe', which is no switch", "use /set wrap on or /set wrap off"),
         ("/stats maybe", "/stats does not know 'maybe'", "use /stats, /stats on or /stats off"),
         ("/retry", "there is no message to try again", "write one first"),
         ("/undo", "there is nothing to take back", "write a message first"),
@@ -172,6 +173,14 @@ def test_a_tree_that_is_chosen_each_round_says_so(repl):
         "nodes is 8",
         "nodes is at most 32, chosen each round",
     ]
+
+
+def test_wrapping_is_a_setting(repl):
+    result = repl("/set wrap off", "/set")
+    assert not result.conversation.wrap
+    assert re.search(r"wrap is off\n", result.err)
+    assert re.search(r"wrap +off\n", result.err)
+    assert repl("/set wrap off", "/set wrap on").conversation.wrap
 
 
 def test_a_tree_needs_a_head(repl):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -96,7 +97,7 @@ def test_a_message_typed_during_an_answer_is_sent_after_it():
     terminal.send("hello\r")
     terminal.expect("word word")
     terminal.send("typed ahead\r")
-    assert "typed" not in terminal.expect("word.*end")
+    assert "typed" not in terminal.expect("(?s)word.*end")
     terminal.expect("second answer")
     terminal.prompt()
     terminal.send("\x04")
@@ -124,7 +125,7 @@ def test_ctrl_z_gives_the_shell_its_terminal_and_fg_goes_on():
     terminal.expect(r"icrnl\s+stopped")
     terminal.expect("word word")
     terminal.send("typed ahead\r")
-    assert "typed" not in terminal.expect("word.*end")
+    assert "typed" not in terminal.expect("(?s)word.*end")
     terminal.expect("third answer")
     terminal.prompt()
     terminal.send("\x04")
@@ -175,6 +176,37 @@ def test_a_model_cannot_send_control_codes_to_a_terminal():
     terminal.expect(r"red ␛\[31m \ufffd31m ␇ring overwritten␈\n\tnext")
     terminal.send("/exit\r")
     assert terminal.leave() == 0
+
+
+PROSE = "air scatters short wavelengths of sunlight more than long ones, in all directions. " * 3
+
+
+def answer_on_a_terminal(*arguments: str, **variables: str) -> list[str]:
+    """The rows between what was asked and the stats, on a terminal of 100 columns."""
+    terminal = Terminal("chat", *arguments, ANSWERS=json.dumps([PROSE + "end"]), **variables)
+    terminal.expect("leave")
+    terminal.prompt()
+    terminal.send("hello\r")
+    terminal.expect("end")
+    terminal.prompt()
+    terminal.send("\x04")
+    assert terminal.leave() == 0
+    assert load_session(last_session_path()).turns[-1].answer == PROSE + "end"
+    begin = terminal.output.index("air scatters")
+    answer = terminal.output[begin : terminal.output.index("end", begin) + 3].replace("\r\n", "\n")
+    return [row.rpartition("\r")[2].rstrip() for row in answer.split("\n")]
+
+
+def test_lines_are_broken_between_words():
+    rows = answer_on_a_terminal(TERM="xterm")
+    assert len(rows) == 3
+    assert all(60 < len(row) < 100 for row in rows[:-1])
+    assert " ".join(rows) == PROSE + "end"
+
+
+@pytest.mark.parametrize(("arguments", "term"), [(["--no-wrap"], "xterm"), ([], "dumb")])
+def test_lines_are_left_to_the_terminal_where_that_is_wanted_and_where_it_has_no_cursor(arguments, term):
+    assert answer_on_a_terminal(*arguments, TERM=term) == [PROSE + "end"]
 
 
 def test_no_color_keeps_the_stats_line_plain():

@@ -31,6 +31,9 @@ PromptOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")]
 MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Render Markdown on a terminal.")]
+NoWrapOption = Annotated[
+    bool, typer.Option("--no-wrap", help="Leave it to the terminal to break lines, inside words too.")
+]
 ContinueOption = Annotated[bool, typer.Option("--continue", "-c", help="Go on with the last conversation.")]
 NoHistoryOption = Annotated[bool, typer.Option("--no-history", help="Save nothing of this chat.")]
 
@@ -45,6 +48,7 @@ class _Wishes:
     stops: tuple[str, ...]
     json: bool
     markdown: bool
+    wrap: bool
     resume: Path | None  # the conversation to go on with
     history: bool
 
@@ -55,6 +59,7 @@ def chat_command(
     prompt: PromptOption = None,
     json_: JsonOption = False,
     markdown: MarkdownOption = False,
+    no_wrap: NoWrapOption = False,
     continue_: ContinueOption = False,
     no_history: NoHistoryOption = False,
     system: shared.SystemOption = None,
@@ -76,7 +81,7 @@ def chat_command(
     text = _one_shot_text(prompt, raw=raw)  # None: a chat
     if text is None and json_:
         raise UsageError("--json needs a prompt", 'give one with -p "…", or pipe text in')
-    wishes = _read_wishes(system, raw, show_prompt, stop, json_, markdown, continue_, no_history)
+    wishes = _read_wishes(system, raw, show_prompt, stop, json_, markdown, no_wrap, continue_, no_history)
     if text is None:
         raise typer.Exit(_chat(settings, choices, wishes))
     raise typer.Exit(_answer_once(_start(settings, choices, wishes), wishes, text))
@@ -89,6 +94,7 @@ def _read_wishes(
     stop: list[str] | None,
     json_: bool,
     markdown: bool,
+    no_wrap: bool,
     continue_: bool,
     no_history: bool,
 ) -> _Wishes:
@@ -107,6 +113,7 @@ def _read_wishes(
         stops=shared.stop_strings(stop),
         json=json_,
         markdown=markdown,
+        wrap=not no_wrap,
         resume=resume,
         history=not no_history,
     )
@@ -183,6 +190,7 @@ def _start(settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wish
         flags=Flags(choices, wishes.system),
         speculate=settings.speculate,
         markdown=wishes.markdown,
+        wrap=wishes.wrap,
         show_prompt=wishes.show_prompt,
         silent=wishes.json,
     )

@@ -44,6 +44,7 @@ class Conversation:
     speculate: bool = True
     tree: TreeShape | None = None  # None: as planned
     markdown: bool = False
+    wrap: bool = True  # break lines between words, on a terminal
     show_prompt: bool = False
     show_stats: bool = True
     silent: bool = False
@@ -67,7 +68,8 @@ class Conversation:
             say(self.session.prompt(text, params).text)
         forgotten = self.session.forgotten
         try:
-            answer = self._stream(text, params, choose_printer(markdown=self.markdown, silent=self.silent))
+            printer = choose_printer(markdown=self.markdown, wrap=self.wrap, silent=self.silent)
+            answer = self._stream(text, params, printer)
         except (OSError, KeyboardInterrupt):  # nobody reads on; what was answered so far is kept
             self.save()
             raise
