@@ -90,6 +90,35 @@ def test_ctrl_c_stops_the_reading_of_a_prompt():
     assert [turn.user for turn in load_session(last_session_path()).turns] == ["again"]
 
 
+def test_a_long_prompt_is_seen_to_be_read():
+    """One line, after a second, which is gone when the answer begins; also while a pass over a part takes long."""
+    terminal = Terminal("chat", TERM="xterm", ANSWERS='["an answer", "another"]', READING="1.6")
+    terminal.prompt()
+    terminal.send("a long text\r")
+    terminal.expect("reading 3,200 tokens, 40 %")
+    terminal.expect("an answer")
+    terminal.prompt()
+    terminal.send("a short one\r")
+    terminal.expect("another")
+    terminal.prompt()
+    terminal.send("\x04")
+    assert terminal.leave() == 0
+    assert terminal.output.count("reading ") == 1
+    assert "\r\x1b[Kreading 3,200 tokens, 40 %\r\x1b[Kan answer" in terminal.output
+
+
+@pytest.mark.parametrize(("arguments", "term"), [([], "dumb"), (["--json", "-p", "x"], "xterm")])
+def test_where_a_line_could_not_be_removed_none_is_shown(arguments, term):
+    terminal = Terminal("chat", *arguments, TERM=term, ANSWERS='["an answer"]', READING="1.3")
+    if not arguments:
+        terminal.prompt()
+        terminal.send("a long text\r")
+    terminal.expect("an answer")
+    terminal.send("\x04")
+    assert terminal.leave() == 0
+    assert "reading" not in terminal.output
+
+
 def test_a_message_typed_during_an_answer_is_sent_after_it():
     """Enter typed ahead stays Enter, and nothing that is typed shows up inside the answer."""
     terminal = Terminal("chat", TERM="xterm", ANSWERS=f'["{"word " * 60}end", "second answer"]', PAUSE="0.02")
@@ -348,6 +377,15 @@ def test_the_program_in_a_pipe():
     )
     assert (run.returncode, run.stdout) == (0, b"The sky is blue.\n")
     assert b"\x1b" not in run.stderr
+
+
+def test_a_long_prompt_is_read_silently_in_a_pipe():
+    run = subprocess.run(
+        [*PROGRAM, "chat", "-p", "x"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        env=environment(TERM="xterm", READING="1.2"), check=False,
+    )  # fmt: skip
+    assert (run.returncode, run.stdout) == (0, "The sky is blue.\n")
+    assert "reading" not in run.stderr
 
 
 def test_a_pipe_that_stays_open_is_no_silent_wait():

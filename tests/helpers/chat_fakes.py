@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from treeeagle_edge.config.generation_defaults import GenerationDefaults
+from treeeagle_edge.engine.protocol import Reading, unwatched
 from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.planning.memory_plan import MemoryPlan, PlanLine
 from treeeagle_edge.rounds import Round, TreeShape
@@ -107,6 +108,7 @@ class ScriptEngine:
         speculate: bool = True,
         reuse_prefix: bool = True,
         tree: TreeShape | None = None,
+        reading: Reading = unwatched,
     ) -> Iterator[Round]:
         if len(prompt_ids) >= self.context:
             raise InputError("the prompt does not fit")

@@ -15,6 +15,7 @@ from treeeagle_edge.cli.console import note, say
 from treeeagle_edge.cli.interrupt import Interrupts
 from treeeagle_edge.cli.options import SamplingChoices
 from treeeagle_edge.cli.printer import Printer, choose_printer
+from treeeagle_edge.cli.reading_line import ReadingLine
 from treeeagle_edge.cli.saved_settings import Flags, brought_back, chosen, saved_choices, under_flags
 from treeeagle_edge.cli.stats import resident_bytes, speculation_advice, stats_line
 from treeeagle_edge.errors import InputError, reason_of
@@ -153,15 +154,17 @@ class Conversation:
             note(sentence)
 
     def _stream(self, text: str, params: SamplingParams, printer: Printer) -> Answer:
+        reading = ReadingLine(silent=self.silent)
         pieces = self.session.ask(
             text,
             params,
             speculate=self.speculate,
             tree=self.tree,
+            reading=reading,
             stop_requested=lambda: self.interrupts.requested,
         )
         self.interrupts.reading = True
-        with closing(pieces):
+        with reading, closing(pieces):
             for piece in pieces:
                 self.interrupts.reading = False
                 if isinstance(piece, Answer):
