@@ -1,4 +1,4 @@
-"""Finds the native library, and builds it where it is missing and there is a C++ compiler.
+"""Finds the native library, and builds it where it is missing or damaged and there is a C++ compiler.
 
 The sources are part of the package. The library lies in the cache, under a digest of sources, flags and platform: an
 update of the package is built anew, and two installations share one build.
@@ -43,7 +43,10 @@ def library_path() -> Path:
 
 @functools.cache
 def problem() -> Problem | None:
-    """Why there is no library to use; None where it loads. Builds it first where it is missing. Never raises."""
+    """Why there is no library to use; None where it loads. Builds it first where it is missing or damaged.
+
+    Never raises.
+    """
     return _problem_of_files() or _problem_of_loading()
 
 
@@ -55,7 +58,7 @@ def _problem_of_files() -> Problem | None:
         return Problem(f"{OVERRIDE} names {override}, where no library is", f"unset {OVERRIDE}")
     try:
         path = library_path()
-        if not path.is_file():
+        if not build.is_whole(path):
             build.build(path)
     except build.NoCompilerError:
         return Problem(

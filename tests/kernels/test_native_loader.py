@@ -8,7 +8,7 @@ import re
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -125,14 +125,41 @@ def test_a_library_of_another_version_is_not_used(cache: Path, one_file: Path) -
     assert str(loader.library_path()) in found.hint
 
 
-def test_a_damaged_library_is_a_sentence(cache: Path, one_file: Path) -> None:
-    path = loader.library_path()
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"not a library")
-    found = problem()
-    assert found is not None
-    assert found.reason.startswith("the native kernels did not load: ")
-    assert "delete" in found.hint
+def cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def blank(data: bytes) -> bytes:
+    """As a file may be after a loss of power: as long as it was, with nothing in it."""
+    return data[:64] + bytes(len(data) - 64)
+
+
+@pytest.mark.parametrize("damage", [cut, blank, lambda data: b"", lambda data: data + b"x"])
+def test_a_damaged_library_is_built_again(
+    cache: Path, one_file: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    """Half a file would load, and end the program with a bus error."""
+    needs_compiler()
+    path = build.build(loader.library_path())
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    assert not build.is_whole(path)
+    code = (
+        "import sys; from pathlib import Path; from treeeagle_edge.kernels.native import build, loader;"
+        "build.SOURCES = Path(sys.argv[1]); print(loader.problem().reason)"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code, str(one_file)], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "the native library has no function" in done.stdout  # it is no kernels, but it loads
+    assert build.is_whole(path) and path.read_bytes()[:4] == whole[:4]
+
+
+def test_a_whole_library_is_not_built_again(cache: Path, one_file: Path) -> None:
+    needs_compiler()
+    path = build.build(loader.library_path())
+    before = path.stat().st_mtime_ns
+    problem()
+    assert path.stat().st_mtime_ns == before
 
 
 def test_the_override_is_used_as_it_is(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +240,8 @@ def test_processes_that_build_at_once_do_not_collide(cache: Path, one_file: Path
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0, 0]
-    assert files(cache) == [output]
+    assert sorted(files(cache)) == [output, output.with_name("lib.so.seal")]
+    assert build.is_whole(output)
     assert output.read_bytes()[:4] in (b"\x7fELF", b"\xcf\xfa\xed\xfe")
 
 
