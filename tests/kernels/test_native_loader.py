@@ -8,16 +8,19 @@ import re
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from treeeagle_edge.kernels.native import build, loader
+from treeeagle_edge.kernels.native import library as native
 from treeeagle_edge.kernels.native.library import library
 from treeeagle_edge.kernels.native.loader import Problem, problem
 
-EMPTY_LIBRARY = 'extern "C" long te_version(void) { return 0; }\n'
+EMPTY_LIBRARY = 'extern "C" long te_version(void) { return 0; }\n'  # which is not seen from outside
+SEEN_LIBRARY = EMPTY_LIBRARY.replace("long", '__attribute__((visibility("default"))) long')
 
 
 @pytest.fixture
@@ -26,10 +29,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("TREEEAGLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv(loader.OVERRIDE, raising=False)
     monkeypatch.delenv(build.COMPILER, raising=False)
-    problem.cache_clear()
+    loader._found.cache_clear()
     library.cache_clear()
     yield tmp_path / "cache"
-    problem.cache_clear()
+    loader._found.cache_clear()
     library.cache_clear()
 
 
@@ -67,7 +70,7 @@ def test_without_a_compiler_the_hint_names_some(
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     for chosen in ("", "   ", "no-such-compiler -O3"):
         monkeypatch.setenv(build.COMPILER, chosen)
-        problem.cache_clear()
+        loader._found.cache_clear()
         found = problem()
         assert found is not None
         assert found.reason == "no C++ compiler is installed"
@@ -106,10 +109,32 @@ def test_a_linker_that_stops_half_way_leaves_nothing(
     assert files(cache) == []
 
 
-def test_a_cache_that_cannot_be_written(cache: Path, one_file: Path) -> None:
+def test_where_the_cache_cannot_be_written_the_library_is_built_for_this_run(
+    cache: Path, one_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_compiler()
     cache.write_text("a file where the folder should be")
+    (one_file / "only.cpp").write_text(SEEN_LIBRARY)
+    monkeypatch.setattr(native, "_SIGNATURES", {"te_version": native._SIGNATURES["te_version"]})
+    monkeypatch.setattr(native, "VERSION", 0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert problem() is None
+    assert library().te_version() == 0
+    kept = loader.not_kept()
+    assert kept is not None
+    assert re.match(rf"the native kernels cannot be kept: [a-z ]+ \({re.escape(str(cache))}", kept.reason)
+    assert kept.hint == "set TREEEAGLE_CACHE to a folder you can write to"
+    assert [path for path in tmp_path.iterdir() if path.name.startswith("treeeagle-")] == []
+
+
+def test_where_no_folder_can_be_written_that_is_said(
+    cache: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.write_text("a file where the folder should be")
+    monkeypatch.setattr(tempfile, "tempdir", str(cache))
     found = problem()
     assert found is not None
+    assert loader.not_kept() is None
     if found.reason != "no C++ compiler is installed":
         assert re.match(
             rf"the native kernels cannot be kept: [a-z ]+ \({re.escape(str(cache))}", found.reason
@@ -172,7 +197,7 @@ def test_the_override_is_used_as_it_is(cache: Path, tmp_path: Path, monkeypatch:
     )
     assert not own.exists()
     own.write_bytes(b"not a library")
-    problem.cache_clear()
+    loader._found.cache_clear()
     damaged = problem()
     assert damaged is not None
     assert damaged.hint == f"unset {loader.OVERRIDE}"
