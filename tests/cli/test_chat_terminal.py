@@ -233,7 +233,7 @@ def test_lines_are_broken_between_words():
     assert " ".join(rows) == PROSE + "end"
 
 
-@pytest.mark.parametrize(("arguments", "term"), [(["--no-wrap"], "xterm"), ([], "dumb")])
+@pytest.mark.parametrize(("arguments", "term"), [(["--no-wrap"], "xterm"), ([], "dumb"), ([], "")])
 def test_lines_are_left_to_the_terminal_where_that_is_wanted_and_where_it_has_no_cursor(arguments, term):
     assert answer_on_a_terminal(*arguments, TERM=term) == [PROSE + "end"]
 

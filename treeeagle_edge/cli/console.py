@@ -22,7 +22,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 def has_cursor(stream: TextIO | None) -> bool:
     """True for a terminal that is not dumb: a line on it can be written again."""
-    return is_terminal(stream) and os.environ.get("TERM", "dumb") != "dumb"
+    return is_terminal(stream) and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 def may_style(stream: TextIO | None) -> bool:
