@@ -305,10 +305,25 @@ def test_the_chat_is_saved_and_continued(chat):
     code, _, _ = chat("-p", "and at night?", "--continue", engine=ScriptEngine([script("Dark.")]))
     assert code == 0
     assert chat.engine.prompts[-1][: len(first)] == first
-    saved = load_session(path)
+    saved = load_session(last_session_path())
     assert [turn.answer for turn in saved.turns] == ["The sky is blue.", "Dark."]
     assert saved.system == "Be brief."
-    assert list(path.parent.iterdir()) == [path]
+    assert len(list(path.parent.iterdir())) == 1
+
+
+def test_one_shot_answers_do_not_pile_up(chat, monkeypatch):
+    """One that somebody went on with is a conversation, and stays."""
+    monkeypatch.setattr("treeeagle_edge.chat.history.KEPT_ONE_SHOTS", 2)
+    chat("-p", "first")
+    chat("-p", "second", "--continue")
+    for number in range(4):
+        chat("-p", f"question {number}")
+    turns = [
+        [turn.user for turn in load_session(path).turns] for path in last_session_path().parent.iterdir()
+    ]
+    assert len(turns) == 3
+    assert ["first", "second"] in turns
+    assert ["question 3"] in turns
 
 
 def test_a_continued_chat_has_its_settings_below_the_flags(chat):

@@ -84,7 +84,7 @@ def chat_command(
     wishes = _read_wishes(system, raw, show_prompt, stop, json_, markdown, no_wrap, continue_, no_history)
     if text is None:
         raise typer.Exit(_chat(settings, choices, wishes))
-    raise typer.Exit(_answer_once(_start(settings, choices, wishes), wishes, text))
+    raise typer.Exit(_answer_once(_start(settings, choices, wishes, one_shot=True), wishes, text))
 
 
 def _read_wishes(
@@ -166,7 +166,9 @@ def _piped(*, raw: bool) -> str:
     return text if raw else text.rstrip("\r\n")
 
 
-def _start(settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wishes) -> Conversation:
+def _start(
+    settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wishes, *, one_shot: bool = False
+) -> Conversation:
     """Load the runtime, with progress on stderr, and set up the conversation."""
     from treeeagle_edge.chat.history import Autosave, new_session_path
     from treeeagle_edge.chat.session import Session
@@ -186,7 +188,7 @@ def _start(settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wish
         runtime=runtime,
         session=session,
         choices=choices,
-        autosave=Autosave(new_session_path() if wishes.history else None),
+        autosave=Autosave(new_session_path(one_shot=one_shot) if wishes.history else None),
         flags=Flags(choices, wishes.system),
         speculate=settings.speculate,
         markdown=wishes.markdown,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treeeagle_edge.chat.answer import Answer
-from treeeagle_edge.chat.history import Autosave, SavedSession, load_session, new_session_path
+from treeeagle_edge.chat.history import Autosave, SavedSession, load_session, new_session_path, path_to_go_on
 from treeeagle_edge.chat.session import Session, check_utf8
 from treeeagle_edge.cli.console import note, say
 from treeeagle_edge.cli.interrupt import Interrupts
@@ -133,9 +133,11 @@ class Conversation:
         self.save_elsewhere(path if keep_file else None)
 
     def save_elsewhere(self, path: Path | None = None) -> None:
-        """Begin another file, so that the one so far stays as it is."""
+        """Go on in `path`, or begin another file: the one so far stays as it is."""
         if self.autosave.path is not None:
-            self.autosave = Autosave(path or new_session_path())
+            self.autosave = (
+                Autosave(path_to_go_on(path), before=path) if path else Autosave(new_session_path())
+            )
 
     def header(self) -> str:
         """One line: model, bits, head and its bits, device, context, plan."""
