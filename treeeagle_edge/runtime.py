@@ -97,6 +97,8 @@ def load_runtime(settings: RunSettings, *, progress: Progress = silent) -> Runti
             cache=_costs_path(plan, hardware, threads, drafts=head is not None),
         )
     notes = [*hardware.notes, *slower, *engine.notes]
+    if plan.backend.native and plan.backend.reason is not None:
+        notes.append(f"{plan.backend.reason}; {plan.backend.hint}")
     notes += [
         f"{note.text}; {note.hint}" for note in (plan.note, plan.rotation, plan.split) if note is not None
     ]

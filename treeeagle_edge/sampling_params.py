@@ -45,9 +45,9 @@ class SamplingParams:
                 )
         if self.top_p == 0.0:
             raise UsageError("top-p is 0, which leaves no token", "use a value above 0 and at most 1")
-        if self.top_k < 0:
+        if not 0 <= self.top_k < 2**31:  # native code takes no more, and no vocabulary has so many tokens
             raise UsageError(
-                f"top-k is {self.top_k}, which is out of range", "use 0 (off) or a positive number"
+                f"top-k is {self.top_k}, which is out of range", "use 0 (off) or a positive number below 2^31"
             )
         if not all(math.isfinite(bias) for bias in self.logit_bias.values()):
             raise UsageError("a logit bias is not finite", "use a number; banned_ids rules a token out")

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -114,8 +115,28 @@ def compile_commands(
     return {o: (*common, *own.get(s.name, ()), "-c", str(s), "-o", str(o)) for o, s in objects.items()}
 
 
+def is_whole(library: Path) -> bool:
+    """Whether a library is there as it was built. The loader of the system does not look: it maps what is missing of a
+    file too, and the program ends where that is read first.
+    """
+    try:
+        return _seal_of(library).read_text() == _seal(library.read_bytes())
+    except (OSError, ValueError):
+        return False
+
+
+def _seal_of(library: Path) -> Path:
+    return library.with_name(f"{library.name}.seal")
+
+
+def _seal(content: bytes) -> str:
+    """Against damage, not malice: a start has no time for more."""
+    return f"{len(content)} {zlib.crc32(content):08x}\n"
+
+
 def build(output: Path, *, sanitize: bool = False, werror: bool = False) -> Path:
-    """Write the shared object to `output`, whole or not at all. A program that has the old one loaded keeps it.
+    """Write the shared object to `output`, whole or not at all, and its seal beside it, for `is_whole`. A program that
+    has the old one loaded keeps it.
 
     Raises NoCompilerError, BuildError, or OSError where the folder cannot be written.
     """
@@ -128,5 +149,8 @@ def build(output: Path, *, sanitize: bool = False, werror: bool = False) -> Path
         fresh = Path(folder) / output.name
         linking = (*compiler.split(), *FLAGS, *flags, "-shared", "-o", str(fresh), *map(str, compiling))
         run_all([linking])
+        seal = _seal_of(fresh)
+        seal.write_text(_seal(fresh.read_bytes()))
         os.replace(fresh, output)
+        os.replace(seal, _seal_of(output))
     return output

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.kernels.native.loader import library_path
+from treeeagle_edge.kernels.native.loader import path_to_load
 from treeeagle_edge.kernels.native.structs import (
     KV,
     Growth,
@@ -77,7 +77,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 @functools.cache
 def library() -> ctypes.CDLL:
     """The loaded library; OSError when it was never built, NativeError when it belongs to another version."""
-    lib = ctypes.CDLL(str(library_path()))
+    lib = ctypes.CDLL(str(path_to_load()))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(lib, name, None)
         if function is None:

@@ -1,4 +1,4 @@
-"""Finds the native library, and builds it where it is missing and there is a C++ compiler.
+"""Finds the native library, and builds it where it is missing or damaged and there is a C++ compiler.
 
 The sources are part of the package. The library lies in the cache, under a digest of sources, flags and platform: an
 update of the package is built anew, and two installations share one build.
@@ -11,6 +11,7 @@ import hashlib
 import os
 import platform
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,15 +19,19 @@ from treeeagle_edge.errors import reason_of
 from treeeagle_edge.kernels.native import build
 from treeeagle_edge.paths import cache_dir
 
+NAME = "libtreeeagle.so"
 OVERRIDE = "TREEEAGLE_NATIVE"  # environment: a library to use as it is, for tests of other builds
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Why there is no native library: a sentence and a hint."""
+    """Why there is no native library, or why it is not kept: a sentence and a hint."""
 
     reason: str
     hint: str
+
+
+_elsewhere: Path | None = None  # while a library is loaded that cannot be kept in the cache
 
 
 def library_path() -> Path:
@@ -38,42 +43,69 @@ def library_path() -> Path:
     digest = hashlib.sha256(f"{platform.machine()} {sys.platform} {flags}".encode())
     for source in sorted(build.SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
-    return cache_dir() / "native" / digest.hexdigest()[:16] / "libtreeeagle.so"
+    return cache_dir() / "native" / digest.hexdigest()[:16] / NAME
+
+
+def path_to_load() -> Path:
+    """Where the library is loaded from."""
+    return _elsewhere or library_path()
+
+
+def problem() -> Problem | None:
+    """Why there is no library to use; None where it loads. Builds it first where it is missing or damaged.
+
+    Never raises.
+    """
+    return _found()[0]
+
+
+def not_kept() -> Problem | None:
+    """Why the library in use had to be built for this run alone; None where the cache keeps it."""
+    return _found()[1]
 
 
 @functools.cache
-def problem() -> Problem | None:
-    """Why there is no library to use; None where it loads. Builds it first where it is missing. Never raises."""
-    return _problem_of_files() or _problem_of_loading()
-
-
-def _problem_of_files() -> Problem | None:
+def _found() -> tuple[Problem | None, Problem | None]:
+    """What is wrong with the library, and with keeping it."""
     override = os.environ.get(OVERRIDE)
     if override:  # somebody's own build: not ours to write
-        if Path(override).is_file():
-            return None
-        return Problem(f"{OVERRIDE} names {override}, where no library is", f"unset {OVERRIDE}")
+        missing = Problem(f"{OVERRIDE} names {override}, where no library is", f"unset {OVERRIDE}")
+        return _problem_of_loading() if Path(override).is_file() else missing, None
     try:
         path = library_path()
-        if not path.is_file():
+        if not build.is_whole(path):
             build.build(path)
     except build.NoCompilerError:
         return Problem(
             "no C++ compiler is installed", "install g++ or clang++ for kernels several times as fast"
-        )
+        ), None
     except build.BuildError as error:
         return Problem(
             f"the native kernels did not compile: {error.reason}",
             f"set {build.COMPILER} to another C++ compiler",
-        )
+        ), None
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
         file = getattr(error, "filename", None)
         place = f" ({file})" if file else ""
-        return Problem(
+        kept = Problem(
             f"the native kernels cannot be kept: {reason_of(error)}{place}",
             "set TREEEAGLE_CACHE to a folder you can write to",
         )
-    return None
+        return (None, kept) if _loads_from_elsewhere() else (kept, None)
+    return _problem_of_loading(), None
+
+
+def _loads_from_elsewhere() -> bool:
+    """Build the library into a private folder for this run, which is gone once the library is loaded."""
+    global _elsewhere
+    try:
+        with tempfile.TemporaryDirectory(prefix="treeeagle-", ignore_cleanup_errors=True) as folder:
+            _elsewhere = build.build(Path(folder) / NAME)
+            return _problem_of_loading() is None
+    except (build.NoCompilerError, build.BuildError, OSError):
+        return False
+    finally:
+        _elsewhere = None
 
 
 def _problem_of_loading() -> Problem | None:
@@ -89,7 +121,7 @@ def _problem_of_loading() -> Problem | None:
 
 
 if __name__ == "__main__":
-    found = problem()
+    found = problem() or not_kept()
     print(
         f"native kernels: {library_path()}" if found is None else f"{found.reason}; {found.hint}",
         file=sys.stderr,

@@ -126,6 +126,17 @@ def test_help_says_the_widths_that_are_chosen(capsys):
             "use 0.1 to 10",
         ),
         (["chat", "--max-tokens", "0"], "max-tokens is 0, which is out of range", "use 1 or more"),
+        (
+            ["chat", "--top-k", str(2**64 + 1)],
+            f"top-k is {2**64 + 1}, which is out of range",
+            "use 0 (off) or a positive number below 2^31",
+        ),
+        (["bench", "--max-tokens", "1"], "--max-tokens is 1, which leaves nothing to time", "use 2 or more"),
+        (
+            ["eval-head", "--max-tokens", "1"],
+            "--max-tokens is 1, which leaves nothing to draft",
+            "use 2 or more",
+        ),
         (["chat", "--nodes", "257"], "nodes is 257, which is out of range", "256, or 0 to have it chosen"),
         (["chat", "--threads", "0"], "--threads is 0, which is out of range", "use 1 to 256"),
         (["chat", "--model", ""], "--model is empty", "give a value, or leave the option out"),
@@ -153,6 +164,50 @@ def test_a_wrong_command_line_gets_a_sentence_and_a_hint(arguments, sentence, hi
     assert second.startswith(" hint: ")
     assert hint in second
     assert "\033" not in err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence", "hint"),
+    [
+        ("--tokens", "0", "--tokens is 0, which is out of range", "use 1 or more"),
+        ("--tokens", "-5", "--tokens is -5, which is out of range", "use 1 or more"),
+        ("--batch-tokens", "0", "--batch-tokens is 0, which is out of range", "use 1 or more"),
+        (
+            "--dialogues",
+            "1",
+            "--dialogues is 1, which leaves none to judge the head by",
+            "use 2 or more",
+        ),
+        (
+            "--draft-vocab",
+            "1",
+            "--draft-vocab is 1, which leaves too little to draft",
+            "use 64 or more",
+        ),
+        ("--draft-vocab", "-1", "--draft-vocab is -1, which leaves too little to draft", "use 64 or more"),
+        ("--unroll", "0", "--unroll is 0, which is out of range", "use 1 to 16"),
+        ("--unroll", "17", "--unroll is 17, which is out of range", "use 1 to 16"),
+        ("--length", "31", "--length is 31, which is too short for a dialogue", "use 32 or more"),
+        ("--seed", "-1", "--seed is -1, which is out of range", "use 0 to 9223372036854775807"),
+        ("--save-every", "0", "--save-every is 0, which is out of range", "use more than 0"),
+        ("--save-every", "-3", "--save-every is -3, which is out of range", "use more than 0"),
+        ("--passes", "nan", "--passes is nan, which is out of range", "use more than 0"),
+        ("--minutes", "inf", "--minutes is inf, which is out of range", "use more than 0"),
+        ("--learning-rate", "nan", "--learning-rate is nan, which is out of range", "use 0.0003 to 0.003"),
+        ("--target", "", "--target is empty", "name the model to train a head for"),
+        ("--init", " ", "--init is empty", "name a head, or leave the option out"),
+    ],
+)
+def test_training_refuses_what_cannot_be_before_anything_is_done(
+    option, value, sentence, hint, tmp_path, capsys
+):
+    """Before PyTorch is imported, let alone a model loaded; `--out` stays as it was."""
+    out = tmp_path / "head"
+    assert main(["train", "--target", "toy", "--out", str(out), option, value]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == f"error: {sentence}"
+    assert second.startswith(f" hint: {hint}")
+    assert not out.exists()
 
 
 def test_it_runs_as_a_program():

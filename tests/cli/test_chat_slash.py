@@ -38,6 +38,7 @@ from treeeagle_edge.rounds import TreeShape
         ("/set nodes 999", "nodes is 999, which is out of range", "use 1 to 256\n"),
         ("/set depth 0", "depth is 0, which is out of range", "use 1 to 32"),
         ("/set spec maybe", "spec is 'maybe', which is no switch", "use /set spec on or /set spec off"),
+        ("/set wrap maybe", "wrap is 'maybe', which is no switch", "use /set wrap on or /set wrap off"),
         ("/stats maybe", "/stats does not know 'maybe'", "use /stats, /stats on or /stats off"),
         ("/retry", "there is no message to try again", "write one first"),
         ("/undo", "there is nothing to take back", "write a message first"),
@@ -174,6 +175,14 @@ def test_a_tree_that_is_chosen_each_round_says_so(repl):
     ]
 
 
+def test_wrapping_is_a_setting(repl):
+    result = repl("/set wrap off", "/set")
+    assert not result.conversation.wrap
+    assert re.search(r"wrap is off\n", result.err)
+    assert re.search(r"wrap +off\n", result.err)
+    assert repl("/set wrap off", "/set wrap on").conversation.wrap
+
+
 def test_a_tree_needs_a_head(repl):
     result = repl("/set nodes 4", "/set spec on", "hi", "/info", head_name=None, tree=None)
     assert "error: nodes shapes a tree, and there is no head to draft one" in result.err
@@ -227,6 +236,43 @@ def test_save_and_load(repl, tmp_path: Path):
     assert len(load_session(path).turns) == 2  # a loaded file is not written to without being asked
     known = result.engine.prompts[1]
     assert result.engine.prompts[2][: len(known)] == known
+
+
+def test_a_loaded_chat_brings_its_settings_back(repl, tmp_path: Path):
+    """What was chosen since the start is of the chat that is left, so it goes."""
+    path = tmp_path / "chat.json"
+    repl("/system Be brief.", "/set temperature 0.25", "/set seed 5", "hello", f"/save {path}")
+    result = repl("/set top-p 0.5", f"/load {path}", "on", f"/save {path}")
+    assert "brought back: temperature 0.25, seed 5, its system prompt\n" in result.err
+    params = result.engine.params[-1]
+    assert (params.temperature, params.seed, params.top_p) == (0.25, 5, 0.95)
+    assert "Be brief." in prompt_text(result)
+    assert load_session(path).settings == {"temperature": 0.25, "seed": 5}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": "hot"}, {"temperature": 99}, {"seed": 1.5}, {"seed": True}, {"top_p": [1]}],
+)
+def test_settings_that_cannot_be_leave_the_chat_as_it_was(repl, tmp_path: Path, settings):
+    path = tmp_path / "chat.json"
+    repl("/set seed 5", "hello", f"/save {path}")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "settings": settings}))
+    result = repl("/set top-k 7", "first", f"/load {path}", "on")
+    assert f"error: {path} is a damaged session: {next(iter(settings)).replace('_', '-')}" in (
+        result.err.replace("top_p", "top-p")
+    )
+    assert [turn.user for turn in result.conversation.session.turns] == ["first", "on"]
+    assert result.engine.params[-1].top_k == 7
+
+
+def test_settings_of_a_later_version_are_left_out(repl, tmp_path: Path):
+    path = tmp_path / "chat.json"
+    repl("hello", f"/save {path}")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "settings": {"mirostat": 2, "seed": 5}}))
+    assert "brought back: seed 5\n" in repl(f"/load {path}").err
 
 
 def test_save_overwrites_no_other_file(repl, tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -89,6 +90,35 @@ def test_ctrl_c_stops_the_reading_of_a_prompt():
     assert [turn.user for turn in load_session(last_session_path()).turns] == ["again"]
 
 
+def test_a_long_prompt_is_seen_to_be_read():
+    """One line, after a second, which is gone when the answer begins; also while a pass over a part takes long."""
+    terminal = Terminal("chat", TERM="xterm", ANSWERS='["an answer", "another"]', READING="1.6")
+    terminal.prompt()
+    terminal.send("a long text\r")
+    terminal.expect("reading 3,200 tokens, 40 %")
+    terminal.expect("an answer")
+    terminal.prompt()
+    terminal.send("a short one\r")
+    terminal.expect("another")
+    terminal.prompt()
+    terminal.send("\x04")
+    assert terminal.leave() == 0
+    assert terminal.output.count("reading ") == 1
+    assert "\r\x1b[Kreading 3,200 tokens, 40 %\r\x1b[Kan answer" in terminal.output
+
+
+@pytest.mark.parametrize(("arguments", "term"), [([], "dumb"), (["--json", "-p", "x"], "xterm")])
+def test_where_a_line_could_not_be_removed_none_is_shown(arguments, term):
+    terminal = Terminal("chat", *arguments, TERM=term, ANSWERS='["an answer"]', READING="1.3")
+    if not arguments:
+        terminal.prompt()
+        terminal.send("a long text\r")
+    terminal.expect("an answer")
+    terminal.send("\x04")
+    assert terminal.leave() == 0
+    assert "reading" not in terminal.output
+
+
 def test_a_message_typed_during_an_answer_is_sent_after_it():
     """Enter typed ahead stays Enter, and nothing that is typed shows up inside the answer."""
     terminal = Terminal("chat", TERM="xterm", ANSWERS=f'["{"word " * 60}end", "second answer"]', PAUSE="0.02")
@@ -96,7 +126,7 @@ def test_a_message_typed_during_an_answer_is_sent_after_it():
     terminal.send("hello\r")
     terminal.expect("word word")
     terminal.send("typed ahead\r")
-    assert "typed" not in terminal.expect("word.*end")
+    assert "typed" not in terminal.expect("(?s)word.*end")
     terminal.expect("second answer")
     terminal.prompt()
     terminal.send("\x04")
@@ -124,7 +154,7 @@ def test_ctrl_z_gives_the_shell_its_terminal_and_fg_goes_on():
     terminal.expect(r"icrnl\s+stopped")
     terminal.expect("word word")
     terminal.send("typed ahead\r")
-    assert "typed" not in terminal.expect("word.*end")
+    assert "typed" not in terminal.expect("(?s)word.*end")
     terminal.expect("third answer")
     terminal.prompt()
     terminal.send("\x04")
@@ -175,6 +205,37 @@ def test_a_model_cannot_send_control_codes_to_a_terminal():
     terminal.expect(r"red ␛\[31m \ufffd31m ␇ring overwritten␈\n\tnext")
     terminal.send("/exit\r")
     assert terminal.leave() == 0
+
+
+PROSE = "air scatters short wavelengths of sunlight more than long ones, in all directions. " * 3
+
+
+def answer_on_a_terminal(*arguments: str, **variables: str) -> list[str]:
+    """The rows between what was asked and the stats, on a terminal of 100 columns."""
+    terminal = Terminal("chat", *arguments, ANSWERS=json.dumps([PROSE + "end"]), **variables)
+    terminal.expect("leave")
+    terminal.prompt()
+    terminal.send("hello\r")
+    terminal.expect("end")
+    terminal.prompt()
+    terminal.send("\x04")
+    assert terminal.leave() == 0
+    assert load_session(last_session_path()).turns[-1].answer == PROSE + "end"
+    begin = terminal.output.index("air scatters")
+    answer = terminal.output[begin : terminal.output.index("end", begin) + 3].replace("\r\n", "\n")
+    return [row.rpartition("\r")[2].rstrip() for row in answer.split("\n")]
+
+
+def test_lines_are_broken_between_words():
+    rows = answer_on_a_terminal(TERM="xterm")
+    assert len(rows) == 3
+    assert all(60 < len(row) < 100 for row in rows[:-1])
+    assert " ".join(rows) == PROSE + "end"
+
+
+@pytest.mark.parametrize(("arguments", "term"), [(["--no-wrap"], "xterm"), ([], "dumb"), ([], "")])
+def test_lines_are_left_to_the_terminal_where_that_is_wanted_and_where_it_has_no_cursor(arguments, term):
+    assert answer_on_a_terminal(*arguments, TERM=term) == [PROSE + "end"]
 
 
 def test_no_color_keeps_the_stats_line_plain():
@@ -316,6 +377,15 @@ def test_the_program_in_a_pipe():
     )
     assert (run.returncode, run.stdout) == (0, b"The sky is blue.\n")
     assert b"\x1b" not in run.stderr
+
+
+def test_a_long_prompt_is_read_silently_in_a_pipe():
+    run = subprocess.run(
+        [*PROGRAM, "chat", "-p", "x"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        env=environment(TERM="xterm", READING="1.2"), check=False,
+    )  # fmt: skip
+    assert (run.returncode, run.stdout) == (0, "The sky is blue.\n")
+    assert "reading" not in run.stderr
 
 
 def test_a_pipe_that_stays_open_is_no_silent_wait():

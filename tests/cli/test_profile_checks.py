@@ -59,6 +59,20 @@ def test_a_cpu_without_a_compiler_plans_8_bits_and_a_small_tree_and_says_why(mac
     )
 
 
+def test_kernels_that_the_cache_cannot_keep_are_named_with_what_to_do(machine, capsys, monkeypatch):
+    machine(BARE)
+    reason = "the native kernels cannot be kept: permission denied (/cache/native)"
+    kept = loader.Problem(reason, "set TREEEAGLE_CACHE to a folder you can write to")
+    monkeypatch.setattr(loader, "not_kept", lambda: kept)
+    code, out, _ = run(capsys, "--fast")
+    assert "ok    native kernels are there and use avx2\n" in out
+    assert (
+        f"warn  {reason}; they were compiled for this run alone\n"
+        "      hint: set TREEEAGLE_CACHE to a folder you can write to\n"
+    ) in out
+    assert "plan  smollm2-135m, 4-bit" in out and code == 0
+
+
 def test_a_missing_cuda_is_no_crash(machine, capsys):
     machine(BARE)
     code, out, _ = run(capsys, "--fast", "--device", "cuda")

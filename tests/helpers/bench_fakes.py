@@ -51,6 +51,11 @@ class FakeTokenizer:
     def encode(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
 
+    def quote(self, text: str, *, answer: bool = False) -> str:
+        return text
+
+    encode_quoted = encode
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return "".join(chr(token) for token in ids if token)
 

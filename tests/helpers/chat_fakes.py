@@ -8,10 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from treeeagle_edge.config.generation_defaults import GenerationDefaults
+from treeeagle_edge.engine.protocol import Reading, unwatched
 from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.planning.memory_plan import MemoryPlan, PlanLine
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
+from treeeagle_edge.tokenizer.quoting import QUOTE, unquote
 from treeeagle_edge.tree import DraftTree
 from treeeagle_edge.widths import Widths
 
@@ -40,6 +42,16 @@ class ByteCodec:
             out.append(self.ids[match.group()])
             position = match.end()
         return [*out, *text[position:].encode()]
+
+    def quote(self, text: str, *, answer: bool = False) -> str:
+        special = "|".join(re.escape(name) for name in SPECIALS.values())
+        return re.sub(special, lambda found: re.sub(".", QUOTE + r"\g<0>", found.group()), text)
+
+    def encode_quoted(self, text: str) -> list[int]:
+        out: list[int] = []
+        for piece in re.split(f"((?:{QUOTE}.)+)", text):
+            out += unquote(piece).encode() if QUOTE in piece else self.encode(piece)
+        return out
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         raw = b"".join(
@@ -96,6 +108,7 @@ class ScriptEngine:
         speculate: bool = True,
         reuse_prefix: bool = True,
         tree: TreeShape | None = None,
+        reading: Reading = unwatched,
     ) -> Iterator[Round]:
         if len(prompt_ids) >= self.context:
             raise InputError("the prompt does not fit")

@@ -1,7 +1,7 @@
 """The `treeeagle` program over a scripted engine, for tests that need a process of its own.
 
 The environment says what happens: ANSWERS (a JSON list of texts), PAUSE (seconds after each round) and READING (seconds
-before the first round of the first answer).
+that the first prompt is read, of which it says that it has 3,200 tokens; 40 % of them are read at once).
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ class SlowReader(ScriptEngine):
     """Takes its time over the first prompt."""
 
     def generate(self, *arguments: Any, **options: Any) -> Iterator[Round]:
-        time.sleep(float(os.environ.pop("READING", "0")))
+        seconds = float(os.environ.pop("READING", "0"))
+        if seconds:
+            options["reading"](0, 3200)
+            options["reading"](1280, 3200)
+            time.sleep(seconds)
+            options["reading"](3200, 3200)
         yield from super().generate(*arguments, **options)
 
 

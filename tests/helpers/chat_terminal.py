@@ -37,7 +37,7 @@ class Terminal:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
         self.before = termios.tcgetattr(slave)
-        self.ready = re.escape(PROMPT) if variables["TERM"] == "dumb" else "«ready»"
+        self.ready = re.escape(PROMPT) if variables["TERM"] in ("", "dumb") else "«ready»"
         self.process = subprocess.Popen(
             [*under, *PROGRAM, *arguments],
             stdin=slave,

@@ -47,6 +47,7 @@ def describing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Hardware], None]:
         versions = [profile_checks.Check("versions", "ok", "python 3.11.9, torch 2.13.0, triton 3.9.0")]
         monkeypatch.setattr(profile_report, "detect", detect)
         monkeypatch.setattr(loader, "problem", lambda: None)
+        monkeypatch.setattr(loader, "not_kept", lambda: None)
         monkeypatch.setattr(profile_checks, "native_isa", lambda: "avx2")
         monkeypatch.setattr(profile_checks, "check_versions", lambda: iter(versions))
         monkeypatch.setattr(profile_checks.shutil, "disk_usage", lambda _: usage)

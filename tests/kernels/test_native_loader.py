@@ -8,16 +8,19 @@ import re
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from treeeagle_edge.kernels.native import build, loader
+from treeeagle_edge.kernels.native import library as native
 from treeeagle_edge.kernels.native.library import library
 from treeeagle_edge.kernels.native.loader import Problem, problem
 
-EMPTY_LIBRARY = 'extern "C" long te_version(void) { return 0; }\n'
+EMPTY_LIBRARY = 'extern "C" long te_version(void) { return 0; }\n'  # which is not seen from outside
+SEEN_LIBRARY = EMPTY_LIBRARY.replace("long", '__attribute__((visibility("default"))) long')
 
 
 @pytest.fixture
@@ -26,10 +29,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("TREEEAGLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv(loader.OVERRIDE, raising=False)
     monkeypatch.delenv(build.COMPILER, raising=False)
-    problem.cache_clear()
+    loader._found.cache_clear()
     library.cache_clear()
     yield tmp_path / "cache"
-    problem.cache_clear()
+    loader._found.cache_clear()
     library.cache_clear()
 
 
@@ -67,7 +70,7 @@ def test_without_a_compiler_the_hint_names_some(
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     for chosen in ("", "   ", "no-such-compiler -O3"):
         monkeypatch.setenv(build.COMPILER, chosen)
-        problem.cache_clear()
+        loader._found.cache_clear()
         found = problem()
         assert found is not None
         assert found.reason == "no C++ compiler is installed"
@@ -106,10 +109,32 @@ def test_a_linker_that_stops_half_way_leaves_nothing(
     assert files(cache) == []
 
 
-def test_a_cache_that_cannot_be_written(cache: Path, one_file: Path) -> None:
+def test_where_the_cache_cannot_be_written_the_library_is_built_for_this_run(
+    cache: Path, one_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_compiler()
     cache.write_text("a file where the folder should be")
+    (one_file / "only.cpp").write_text(SEEN_LIBRARY)
+    monkeypatch.setattr(native, "_SIGNATURES", {"te_version": native._SIGNATURES["te_version"]})
+    monkeypatch.setattr(native, "VERSION", 0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert problem() is None
+    assert library().te_version() == 0
+    kept = loader.not_kept()
+    assert kept is not None
+    assert re.match(rf"the native kernels cannot be kept: [a-z ]+ \({re.escape(str(cache))}", kept.reason)
+    assert kept.hint == "set TREEEAGLE_CACHE to a folder you can write to"
+    assert [path for path in tmp_path.iterdir() if path.name.startswith("treeeagle-")] == []
+
+
+def test_where_no_folder_can_be_written_that_is_said(
+    cache: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.write_text("a file where the folder should be")
+    monkeypatch.setattr(tempfile, "tempdir", str(cache))
     found = problem()
     assert found is not None
+    assert loader.not_kept() is None
     if found.reason != "no C++ compiler is installed":
         assert re.match(
             rf"the native kernels cannot be kept: [a-z ]+ \({re.escape(str(cache))}", found.reason
@@ -125,14 +150,41 @@ def test_a_library_of_another_version_is_not_used(cache: Path, one_file: Path) -
     assert str(loader.library_path()) in found.hint
 
 
-def test_a_damaged_library_is_a_sentence(cache: Path, one_file: Path) -> None:
-    path = loader.library_path()
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"not a library")
-    found = problem()
-    assert found is not None
-    assert found.reason.startswith("the native kernels did not load: ")
-    assert "delete" in found.hint
+def cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def blank(data: bytes) -> bytes:
+    """As a file may be after a loss of power: as long as it was, with nothing in it."""
+    return data[:64] + bytes(len(data) - 64)
+
+
+@pytest.mark.parametrize("damage", [cut, blank, lambda data: b"", lambda data: data + b"x"])
+def test_a_damaged_library_is_built_again(
+    cache: Path, one_file: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    """Half a file would load, and end the program with a bus error."""
+    needs_compiler()
+    path = build.build(loader.library_path())
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    assert not build.is_whole(path)
+    code = (
+        "import sys; from pathlib import Path; from treeeagle_edge.kernels.native import build, loader;"
+        "build.SOURCES = Path(sys.argv[1]); print(loader.problem().reason)"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code, str(one_file)], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "the native library has no function" in done.stdout  # it is no kernels, but it loads
+    assert build.is_whole(path) and path.read_bytes()[:4] == whole[:4]
+
+
+def test_a_whole_library_is_not_built_again(cache: Path, one_file: Path) -> None:
+    needs_compiler()
+    path = build.build(loader.library_path())
+    before = path.stat().st_mtime_ns
+    problem()
+    assert path.stat().st_mtime_ns == before
 
 
 def test_the_override_is_used_as_it_is(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +197,7 @@ def test_the_override_is_used_as_it_is(cache: Path, tmp_path: Path, monkeypatch:
     )
     assert not own.exists()
     own.write_bytes(b"not a library")
-    problem.cache_clear()
+    loader._found.cache_clear()
     damaged = problem()
     assert damaged is not None
     assert damaged.hint == f"unset {loader.OVERRIDE}"
@@ -213,7 +265,8 @@ def test_processes_that_build_at_once_do_not_collide(cache: Path, one_file: Path
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0, 0]
-    assert files(cache) == [output]
+    assert sorted(files(cache)) == [output, output.with_name("lib.so.seal")]
+    assert build.is_whole(output)
     assert output.read_bytes()[:4] in (b"\x7fELF", b"\xcf\xfa\xed\xfe")
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from chat_fakes import END, OTHER_END, START, ByteCodec
 from tiny_models import VOCAB, tiny_target
 
 from treeeagle_edge.kernels.view import BatchView
 from treeeagle_edge.kv.store import KVStore
+from treeeagle_edge.training.data_file import GivenDialogue, scripts_from_file
 from treeeagle_edge.training.dialogues import ANSWER_TOKENS, DialogueToken, Script, Wish, retold, self_written
 from treeeagle_edge.training.generate import DialogueWriter
-from treeeagle_edge.training.pieces import ChatPieces
+from treeeagle_edge.training.pieces import ChatPieces, chat_pieces
 from treeeagle_edge.training.starters import Starter
 
 STOP = 1
@@ -37,6 +39,25 @@ def test_turns_are_put_between_what_the_template_writes() -> None:
     answer = [say.token for say in said if say.in_answer]
     assert answer == [5, 6, 7, STOP, 8, 9, STOP]  # the end token is the target's choice too
     assert [say.token for say in said][-1] == STOP
+
+
+def test_what_a_file_says_is_text_also_where_it_spells_control_tokens() -> None:
+    codec = ByteCodec()
+    given = GivenDialogue("<|im_start|>be brief", (("hi<|im_end|>", "no<|endoftext|>"),))
+    scripts = scripts_from_file([given], codec, chat_pieces(codec), 1, regenerate=False)
+    (script,) = scripts(0, [np.random.default_rng(0)])
+    tokens = [said.token for said in played(script, lambda *_: 1 / 0)]
+    assert [token for token in tokens if token in (START, END, OTHER_END)] == [
+        START,
+        END,
+        START,
+        END,
+        START,
+        END,
+    ]
+    assert codec.decode(tokens, skip_special=False).startswith(
+        "<|im_start|>system\n<|im_start|>be brief<|im_end|>\n<|im_start|>user\nhi<|im_end|><|im_end|>"
+    )
 
 
 def test_a_given_answer_is_learnt_and_nothing_is_asked_for() -> None:

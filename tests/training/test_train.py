@@ -23,7 +23,7 @@ from treeeagle_edge.cli.app import main
 
 SMALL = (
     "--bits", "32", "--threads", "1", "--tokens", "16000", "--dialogues", "16", "--length", "224", "--unroll", "3",
-    "--draft-vocab", "200", "--batch-tokens", "256", "--passes", "4", "--seed", "5", "--save-every", "0",
+    "--draft-vocab", "200", "--batch-tokens", "256", "--passes", "4", "--seed", "5", "--save-every", "1e-6",
 )  # fmt: skip
 
 
@@ -202,6 +202,15 @@ def test_options_out_of_range(
 ) -> None:
     assert main(arguments(tmp_path, tmp_path / "head", *more)) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_dialogues_longer_than_the_target_reads_are_refused_before_anything_is_written(
+    deep_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, longest = tmp_path / "head", open_checkpoint(deep_checkpoint).config.max_position
+    assert main(arguments(deep_checkpoint, out, "--length", str(longest + 1))) == 2
+    assert f"reads {longest:,} tokens at most\n hint: use {longest} or less" in capsys.readouterr().err
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

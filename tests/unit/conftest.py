@@ -17,6 +17,7 @@ from treeeagle_edge.kernels.native import loader
 def native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are made as for a machine with a C++ compiler, wherever the tests run."""
     monkeypatch.setattr(loader, "problem", lambda: None)
+    monkeypatch.setattr(loader, "not_kept", lambda: None)
 
 
 @pytest.fixture

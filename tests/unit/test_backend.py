@@ -10,6 +10,7 @@ from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.planning.backend import Backend, choose_backend
 from treeeagle_edge.planning.known_models import KNOWN_MODELS
+from treeeagle_edge.planning.notes import kernels_note
 
 DEMO = KNOWN_MODELS["smollm2-135m"]
 NO_COMPILER = loader.Problem("no C++ compiler is installed", "install g++ or clang++")
@@ -19,6 +20,7 @@ NO_COMPILER = loader.Problem("no C++ compiler is installed", "install g++ or cla
 def compiler(monkeypatch):
     """The native library is there, until a test takes it away."""
     monkeypatch.setattr(loader, "problem", lambda: None)
+    monkeypatch.setattr(loader, "not_kept", lambda: None)
 
     def take_away() -> None:
         monkeypatch.setattr(loader, "problem", lambda: NO_COMPILER)
@@ -52,6 +54,13 @@ def test_torch_is_used_where_it_was_asked_for(compiler):
 def test_without_a_compiler_torch_takes_over_and_the_reason_is_kept(compiler):
     compiler()
     assert choose() == Backend(False, NO_COMPILER.reason, NO_COMPILER.hint)
+
+
+def test_native_kernels_that_are_compiled_at_every_start_say_why(monkeypatch):
+    monkeypatch.setattr(loader, "not_kept", lambda: loader.Problem("they cannot be kept", "set it"))
+    found = choose()
+    assert found == Backend(True, "they cannot be kept; they were compiled for this run alone", "set it")
+    assert kernels_note(found, 4, None) is None  # nothing runs slower
 
 
 @pytest.mark.parametrize("part", ["config", "head"])

@@ -92,10 +92,10 @@ def test_later_turns_follow_the_plain_answers_in_both_arms():
 def test_raw_sends_the_text_as_it_is_and_a_system_prompt_goes_first():
     run = bench((BenchPrompt("chat", "one", ("hi", "more")),))
     run.system = "be brief"
-    assert run.rendered(run.prompts[0]) == "<s>be brief<u>hi<a>"
+    assert run.prompt(run.prompts[0]).text == "<s>be brief<u>hi<a>"
     run.raw = True
-    assert run.rendered(run.prompts[0]) == "hi"
-    assert run.rendered(run.prompts[0], 2, ["abc"]) == "hiabcmore"
+    assert run.prompt(run.prompts[0]).text == "hi"
+    assert run.prompt(run.prompts[0], 2, ["abc"]).text == "hiabcmore"
 
 
 def test_without_a_head_only_the_plain_arm_runs():

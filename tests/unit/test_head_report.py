@@ -33,6 +33,11 @@ class OnePrompt:
     def encode(self, text: str) -> list[int]:
         return [*PROMPT, *[2] * self.length][: self.length]
 
+    def quote(self, text: str, *, answer: bool = False) -> str:
+        return text
+
+    encode_quoted = encode
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return ""
 

@@ -17,6 +17,7 @@ from treeeagle_edge.chat.history import (
     last_session_path,
     load_session,
     new_session_path,
+    path_to_go_on,
     save_session,
 )
 from treeeagle_edge.chat.prompt import Turn
@@ -65,6 +66,36 @@ def test_the_last_session_is_the_one_written_last():
     save_session(second, SESSION)
     os.utime(first, ns=(2**62, 2**62))
     assert last_session_path() == first
+
+
+def test_of_one_shot_answers_the_newest_are_kept():
+    """Nothing else is touched: neither a chat, nor what a person saved there, nor what only looks alike."""
+    folder = new_session_path().parent
+    chat, own = new_session_path(), folder / "mine.json"
+    alike = [folder / "x20250101-000000-abcdef.once.json", folder / "20250101-000000-abcdef.once.json.bak"]
+    for path in (chat, own, *alike):
+        save_session(path, SESSION)
+    old = [folder / f"20250101-{number:06}-abcdef.once.json" for number in range(history.KEPT_ONE_SHOTS + 3)]
+    for path in old:
+        save_session(path, SESSION)
+    newest = new_session_path(one_shot=True)
+    assert Autosave(newest).save(SESSION) is None
+    assert set(folder.iterdir()) == {chat, own, *alike, *old[4:], newest}
+    assert last_session_path() == newest
+
+
+def test_a_one_shot_answer_that_is_gone_on_with_becomes_a_chat():
+    once, chat = new_session_path(one_shot=True), new_session_path()
+    save_session(once, SESSION)
+    kept = path_to_go_on(once)
+    assert kept.name == once.name.replace(".once", "")
+    assert path_to_go_on(chat) == chat
+    autosave = Autosave(kept, before=once)
+    assert once.exists()  # until there is something in its place
+    assert autosave.save(SESSION) is None
+    assert list(kept.parent.iterdir()) == [kept]
+    assert Autosave(kept, before=kept).save(SESSION) is None
+    assert kept.exists()
 
 
 def test_ids_of_another_model_are_left_out():

@@ -21,7 +21,7 @@ from treeeagle_edge.bench.samples import (
     Sample,
     first_difference,
 )
-from treeeagle_edge.chat.prompt import TextCodec, Turn, build_messages
+from treeeagle_edge.chat.prompt import Prompt, TextCodec, Turn, build_prompt
 from treeeagle_edge.engine.protocol import TokenEngine
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.hardware.memory_watch import MemoryWatch
@@ -76,7 +76,7 @@ class Bench:
 
         Raises InputError where the prompt leaves no room for an answer of two tokens.
         """
-        ids = tuple(self.tokenizer.encode(self.rendered(prompt, turn, answers)))
+        ids = self.prompt(prompt, turn, answers).ids
         if len(ids) + 2 > self.engine.context:
             raise InputError(
                 f"the bench prompt {prompt.name} has {len(ids):,} tokens, "
@@ -85,13 +85,14 @@ class Bench:
             )
         return Case(prompt.scenario, prompt.name, turn, ids)
 
-    def rendered(self, prompt: BenchPrompt, turn: int = 1, answers: Sequence[str] = ()) -> str:
-        """The text of the prompt, through the model's chat template, or without it where `raw`."""
+    def prompt(self, prompt: BenchPrompt, turn: int = 1, answers: Sequence[str] = ()) -> Prompt:
+        """What goes to the model: the prompt through its chat template, or without it where `raw`."""
         said = prompt.turns[:turn]
         if self.raw:
-            return "".join(text for pair in zip_longest(said, answers, fillvalue="") for text in pair)
+            text = "".join(text for pair in zip_longest(said, answers, fillvalue="") for text in pair)
+            return Prompt(text, tuple(self.tokenizer.encode(text)))
         turns = [Turn(text, answer) for text, answer in zip_longest(said, answers)]
-        return self.tokenizer.render(build_messages(self.system, turns), add_generation_prompt=True)
+        return build_prompt(self.tokenizer, self.system, turns)
 
     def warm_up(self) -> Pace:
         """Run each arm twice on the first prompt. Only the second answer is timed, since the first one fills caches."""

@@ -84,7 +84,7 @@ def run_bench(
     )
     if show_prompt is not None:
         for prompt in options.prompts:
-            show_prompt(bench.rendered(prompt))
+            show_prompt(bench.prompt(prompt).text)
     limits = _limits(bench, options, started)
     run = bench.run(limits)
     use = MemoryUse(

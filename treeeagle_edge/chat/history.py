@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import secrets
 import tempfile
 from collections.abc import Mapping
@@ -21,6 +23,8 @@ SCHEMA = 1
 MOST_BYTES = 256 << 20  # of a file of ours
 _Kind = TypeVar("_Kind")
 _KINDS: Mapping[type, str] = {str: "text", list: "list", dict: "object"}
+KEPT_ONE_SHOTS = 50  # a script may ask thousands of times
+_ONE_SHOT = re.compile(r"(\d{8}-\d{6}-[0-9a-f]{6})\.once\.json")  # as we name them, and nobody else would
 SESSION_HINT = "the file is left as it is; start without it, or load another one"
 
 
@@ -51,10 +55,26 @@ def sessions_dir() -> Path:
     return state_dir() / "sessions"
 
 
-def new_session_path() -> Path:
-    """A name that sorts by time and is not taken. Nothing is written."""
+def new_session_path(*, one_shot: bool = False) -> Path:
+    """A name that sorts by time and is not taken. Nothing is written. `one_shot`: of an answer that is only kept for a
+    while, see `Autosave`.
+    """
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    return sessions_dir() / f"{stamp}-{secrets.token_hex(3)}.json"
+    return sessions_dir() / f"{stamp}-{secrets.token_hex(3)}{'.once' if one_shot else ''}.json"
+
+
+def path_to_go_on(path: Path) -> Path:
+    """Where the conversation in `path` is saved once somebody goes on with it, which makes a one-shot answer a chat."""
+    found = _ONE_SHOT.fullmatch(path.name)
+    return path.with_name(f"{found[1]}.json") if found else path
+
+
+def _forget_old_one_shots() -> None:
+    """Keep the newest of them. No other file is touched, whatever its name and place."""
+    with contextlib.suppress(OSError):
+        found = [path for path in sessions_dir().iterdir() if _ONE_SHOT.fullmatch(path.name)]
+        for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)[:-KEPT_ONE_SHOTS]:
+            path.unlink(missing_ok=True)  # another process may be at it too
 
 
 def last_session_path() -> Path:
@@ -166,11 +186,15 @@ def _of_kind(kind: type[_Kind], value: Any, name: str) -> _Kind:
 
 
 class Autosave:
-    """Saves one conversation after each turn. A disk that is full or read-only is reported once; the chat goes on."""
+    """Saves one conversation after each turn. A disk that is full or read-only is reported once; the chat goes on.
 
-    def __init__(self, path: Path | None) -> None:
-        """`path` None saves nothing."""
+    Of one-shot answers (`new_session_path`) only the newest are kept, until somebody goes on with one.
+    """
+
+    def __init__(self, path: Path | None, *, before: Path | None = None) -> None:
+        """`path` None saves nothing. `before`: where the conversation was saved so far, if it moves."""
         self.path = path
+        self._before = before if before != path else None
         self._failed = False
 
     def save(self, session: SavedSession) -> str | None:
@@ -183,4 +207,10 @@ class Autosave:
             first, self._failed = not self._failed, True
             return f"this chat is not saved: {reason_of(problem)} ({self.path.parent})" if first else None
         self._failed = False
+        if self._before is not None:
+            with contextlib.suppress(OSError):
+                self._before.unlink(missing_ok=True)
+            self._before = None
+        if _ONE_SHOT.fullmatch(self.path.name):
+            _forget_old_one_shots()
         return None

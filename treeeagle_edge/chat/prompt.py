@@ -8,8 +8,10 @@ back.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
+
+from treeeagle_edge.tokenizer.quoting import unquote
 
 # ids dropped at most from the end of an answer to make its decoding equal the rendered text
 _LONGEST_TAIL = 16
@@ -25,7 +27,13 @@ class TextCodec(Protocol):
         """Whether `render` can be used."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, no special tokens added."""
+        """Ids of `text`, no special tokens added; those that are written out in it become the special tokens."""
+
+    def quote(self, text: str, *, answer: bool = False) -> str:
+        """`text`, a message or an `answer` to one, with everything quoted that would be read as a control token."""
+
+    def encode_quoted(self, text: str) -> list[int]:
+        """As `encode`, but quoted places become ordinary tokens."""
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of `ids`."""
@@ -63,25 +71,40 @@ def build_messages(system: str | None, turns: Sequence[Turn]) -> list[dict[str, 
 
 
 def build_prompt(codec: TextCodec, system: str | None, turns: Sequence[Turn]) -> Prompt:
-    """Render the conversation and tokenise it, with the generated ids of old answers put back where they fit."""
+    """Render the conversation and tokenise it, with the generated ids of old answers put back where they fit.
+
+    Control tokens are those that the template writes: the same characters in a message are ordinary text.
+    """
+    system = codec.quote(system) if system else system
+    turns = [_quoted(codec, turn) for turn in turns]
     text = codec.render(build_messages(system, turns))
     answered = [turn for turn in turns if turn.answer is not None]
     gaps = _gaps(codec, system, turns, len(answered)) if any(turn.token_ids for turn in answered) else None
     pieces = _answers_in(text, gaps, answered) if gaps else None
     if gaps is None or pieces is None:
-        return Prompt(text, tuple(codec.encode(text)))
+        return Prompt(unquote(text), tuple(codec.encode_quoted(text)))
     ids: list[int] = []
     pending = gaps[0]  # text that still has to be tokenised
     for turn, piece, gap in zip(answered, pieces, gaps[1:], strict=True):
-        known = _ids_of(codec, turn, piece)
+        known = _ids_of(codec, turn, unquote(piece))
         if known:
-            ids += codec.encode(pending)
+            ids += codec.encode_quoted(pending)
             ids += known
             pending = gap
         else:
             pending += piece + gap
-    ids += codec.encode(pending)
-    return Prompt(text, tuple(ids))
+    ids += codec.encode_quoted(pending)
+    return Prompt(unquote(text), tuple(ids))
+
+
+def message_ids(codec: TextCodec, text: str, *, answer: bool = False) -> list[int]:
+    """Ids of a message, or of an `answer`, without what a template writes around it."""
+    return codec.encode_quoted(codec.quote(text, answer=answer))
+
+
+def _quoted(codec: TextCodec, turn: Turn) -> Turn:
+    answer = None if turn.answer is None else codec.quote(turn.answer, answer=True)
+    return replace(turn, user=codec.quote(turn.user), answer=answer)
 
 
 def _gaps(codec: TextCodec, system: str | None, turns: Sequence[Turn], count: int) -> list[str] | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from treeeagle_edge.chat.answer import Answer, Speculation
 from treeeagle_edge.chat.prompt import Prompt, TextCodec, Turn, build_messages, build_prompt
 from treeeagle_edge.chat.stream import StopFilter, TextStream
-from treeeagle_edge.engine.protocol import TokenEngine
+from treeeagle_edge.engine.protocol import Reading, TokenEngine, unwatched
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
@@ -115,13 +115,14 @@ class Session:
         *,
         speculate: bool = True,
         tree: TreeShape | None = None,
+        reading: Reading = unwatched,
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> Generator[str | Answer, None, None]:
         """Answer `text`: pieces of text as they come, and the `Answer` at the end.
 
-        `stop_requested` is looked at after each round; where it says yes, what was shown stays as the answer. Raises
-        InputError for a message that is empty, no valid text, or longer than the context; the conversation is then
-        as before.
+        `reading` is told how far the prompt is read. `stop_requested` is looked at after each round; where it says
+        yes, what was shown stays as the answer. Raises InputError for a message that is empty, no valid text, or
+        longer than the context; the conversation is then as before.
         """
         check_text(text)
         started = time.perf_counter()
@@ -131,7 +132,7 @@ class Session:
         draft = _Draft(
             TextStream(self.codec.decode), StopFilter(self.stops), min(params.max_tokens or limit, limit)
         )
-        rounds = self.engine.generate(prompt.ids, params, speculate=speculate, tree=tree)
+        rounds = self.engine.generate(prompt.ids, params, speculate=speculate, tree=tree, reading=reading)
         try:
             with closing(rounds):
                 for step in rounds:

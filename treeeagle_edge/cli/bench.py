@@ -174,6 +174,8 @@ def _options(settings: RunSettings, params: SamplingParams, questions: _Question
         raise UsageError(
             f"--repetitions is {questions.repetitions}, which is out of range", f"use 1 to {MOST_REPETITIONS}"
         )
+    if params.max_tokens == 1:
+        raise UsageError("--max-tokens is 1, which leaves nothing to time", "use 2 or more")
     path = questions.prompts
     return BenchOptions(
         settings=settings,

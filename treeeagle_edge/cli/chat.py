@@ -31,6 +31,9 @@ PromptOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")]
 MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Render Markdown on a terminal.")]
+NoWrapOption = Annotated[
+    bool, typer.Option("--no-wrap", help="Leave it to the terminal to break lines, inside words too.")
+]
 ContinueOption = Annotated[bool, typer.Option("--continue", "-c", help="Go on with the last conversation.")]
 NoHistoryOption = Annotated[bool, typer.Option("--no-history", help="Save nothing of this chat.")]
 
@@ -39,12 +42,13 @@ NoHistoryOption = Annotated[bool, typer.Option("--no-history", help="Save nothin
 class _Wishes:
     """The options of chat that are neither about the model nor about sampling."""
 
-    system: str | None
+    system: str | None  # "" asks for none
     raw: bool
     show_prompt: bool
     stops: tuple[str, ...]
     json: bool
     markdown: bool
+    wrap: bool
     resume: Path | None  # the conversation to go on with
     history: bool
 
@@ -55,6 +59,7 @@ def chat_command(
     prompt: PromptOption = None,
     json_: JsonOption = False,
     markdown: MarkdownOption = False,
+    no_wrap: NoWrapOption = False,
     continue_: ContinueOption = False,
     no_history: NoHistoryOption = False,
     system: shared.SystemOption = None,
@@ -76,10 +81,10 @@ def chat_command(
     text = _one_shot_text(prompt, raw=raw)  # None: a chat
     if text is None and json_:
         raise UsageError("--json needs a prompt", 'give one with -p "…", or pipe text in')
-    wishes = _read_wishes(system, raw, show_prompt, stop, json_, markdown, continue_, no_history)
+    wishes = _read_wishes(system, raw, show_prompt, stop, json_, markdown, no_wrap, continue_, no_history)
     if text is None:
         raise typer.Exit(_chat(settings, choices, wishes))
-    raise typer.Exit(_answer_once(_start(settings, choices, wishes), wishes, text))
+    raise typer.Exit(_answer_once(_start(settings, choices, wishes, one_shot=True), wishes, text))
 
 
 def _read_wishes(
@@ -89,23 +94,26 @@ def _read_wishes(
     stop: list[str] | None,
     json_: bool,
     markdown: bool,
+    no_wrap: bool,
     continue_: bool,
     no_history: bool,
 ) -> _Wishes:
     """Look at files now: what is wrong with them should not wait for a model to load."""
     from treeeagle_edge.chat.history import last_session_path, load_session
     from treeeagle_edge.cli.conversation import system_prompt
+    from treeeagle_edge.cli.saved_settings import saved_choices
 
     resume = last_session_path() if continue_ else None
     if resume is not None:
-        load_session(resume)
+        saved_choices(resume, load_session(resume))
     return _Wishes(
-        system=system_prompt(system),
+        system=None if system is None else system_prompt(system) or "",
         raw=raw,
         show_prompt=show_prompt,
         stops=shared.stop_strings(stop),
         json=json_,
         markdown=markdown,
+        wrap=not no_wrap,
         resume=resume,
         history=not no_history,
     )
@@ -158,11 +166,14 @@ def _piped(*, raw: bool) -> str:
     return text if raw else text.rstrip("\r\n")
 
 
-def _start(settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wishes) -> Conversation:
+def _start(
+    settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wishes, *, one_shot: bool = False
+) -> Conversation:
     """Load the runtime, with progress on stderr, and set up the conversation."""
     from treeeagle_edge.chat.history import Autosave, new_session_path
     from treeeagle_edge.chat.session import Session
     from treeeagle_edge.cli.conversation import Conversation
+    from treeeagle_edge.cli.saved_settings import Flags
 
     with progress_line() as progress:
         progress("loading …")
@@ -170,20 +181,23 @@ def _start(settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wish
 
         runtime = load_runtime(settings, progress=progress)
     raw = wishes.raw or not runtime.tokenizer.has_chat_template
-    session = Session(runtime.engine, runtime.tokenizer, system=wishes.system, raw=raw, stops=wishes.stops)
+    session = Session(
+        runtime.engine, runtime.tokenizer, system=wishes.system or None, raw=raw, stops=wishes.stops
+    )
     conversation = Conversation(
         runtime=runtime,
         session=session,
         choices=choices,
-        autosave=Autosave(new_session_path() if wishes.history else None),
+        autosave=Autosave(new_session_path(one_shot=one_shot) if wishes.history else None),
+        flags=Flags(choices, wishes.system),
         speculate=settings.speculate,
         markdown=wishes.markdown,
+        wrap=wishes.wrap,
         show_prompt=wishes.show_prompt,
         silent=wishes.json,
     )
     if wishes.resume is not None:
         conversation.load(wishes.resume, keep_file=True)
-        session.system = wishes.system or session.system
     if raw and not wishes.raw:
         note("this model has no chat template: each message is sent as it is")
     return conversation

@@ -20,9 +20,14 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and not stream.closed and stream.isatty()
 
 
+def has_cursor(stream: TextIO | None) -> bool:
+    """True for a terminal that is not dumb: a line on it can be written again."""
+    return is_terminal(stream) and os.environ.get("TERM", "") not in ("", "dumb")
+
+
 def may_style(stream: TextIO | None) -> bool:
     """True where escape codes are welcome: a terminal that is not dumb, and NO_COLOR (no-color.org) not set."""
-    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+    return has_cursor(stream) and not os.environ.get("NO_COLOR")
 
 
 def styled(text: str, style: str, stream: TextIO | None) -> str:
@@ -94,15 +99,16 @@ class ProgressLine:
 
 def _one_row(message: str) -> str:
     """`message`, cut where it would go on in a second row, which nothing would clear."""
-    columns = _columns(sys.stderr)
+    columns = columns_of(sys.stderr) or 80
     return message if len(message) < columns else message[: max(columns - 2, 0)] + "…"
 
 
-def _columns(stream: TextIO) -> int:
+def columns_of(stream: TextIO) -> int:
+    """How wide the terminal behind `stream` is now; 0 where that is not known."""
     try:
-        return os.get_terminal_size(stream.fileno()).columns or 80  # some terminals do not know, and say 0
+        return os.get_terminal_size(stream.fileno()).columns  # some terminals do not know, and say 0
     except (OSError, ValueError):
-        return 80
+        return 0
 
 
 def give_missing_streams() -> None:

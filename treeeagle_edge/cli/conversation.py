@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import secrets
 from contextlib import closing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from treeeagle_edge.chat.answer import Answer
-from treeeagle_edge.chat.history import Autosave, SavedSession, load_session, new_session_path
+from treeeagle_edge.chat.history import Autosave, SavedSession, load_session, new_session_path, path_to_go_on
 from treeeagle_edge.chat.session import Session, check_utf8
 from treeeagle_edge.cli.console import note, say
 from treeeagle_edge.cli.interrupt import Interrupts
 from treeeagle_edge.cli.options import SamplingChoices
 from treeeagle_edge.cli.printer import Printer, choose_printer
+from treeeagle_edge.cli.reading_line import ReadingLine
+from treeeagle_edge.cli.saved_settings import Flags, brought_back, chosen, saved_choices, under_flags
 from treeeagle_edge.cli.stats import resident_bytes, speculation_advice, stats_line
 from treeeagle_edge.errors import InputError, reason_of
 from treeeagle_edge.paths import typed_path
@@ -39,9 +41,11 @@ class Conversation:
     session: Session
     choices: SamplingChoices
     autosave: Autosave
+    flags: Flags = field(default_factory=Flags)
     speculate: bool = True
     tree: TreeShape | None = None  # None: as planned
     markdown: bool = False
+    wrap: bool = True  # break lines between words, on a terminal
     show_prompt: bool = False
     show_stats: bool = True
     silent: bool = False
@@ -65,7 +69,8 @@ class Conversation:
             say(self.session.prompt(text, params).text)
         forgotten = self.session.forgotten
         try:
-            answer = self._stream(text, params, choose_printer(markdown=self.markdown, silent=self.silent))
+            printer = choose_printer(markdown=self.markdown, wrap=self.wrap, silent=self.silent)
+            answer = self._stream(text, params, printer)
         except (OSError, KeyboardInterrupt):  # nobody reads on; what was answered so far is kept
             self.save()
             raise
@@ -105,27 +110,34 @@ class Conversation:
 
     def saved(self) -> SavedSession:
         """The conversation as a file holds it."""
-        chosen = {item.name: getattr(self.choices, item.name) for item in fields(self.choices)}
-        settings: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
-        return SavedSession(self.runtime.model_name, tuple(self.session.turns), self.session.system, settings)
+        model, turns = self.runtime.model_name, tuple(self.session.turns)
+        return SavedSession(model, turns, self.session.system, chosen(self.choices))
 
     def load(self, path: Path, *, keep_file: bool) -> None:
-        """Replace the conversation by the one in `path`; saves go there where `keep_file`, else to a new file.
+        """Replace the conversation by the one in `path`, with the settings it was held with, except where the command
+        line gave others; saves go there where `keep_file`, else to a new file.
 
         Raises InputError for a file that is no session; the conversation is then as before.
         """
         saved = load_session(path)
+        choices = saved_choices(path, saved)
         self.session.clear()
         self.session.turns = saved.turns_for(self.runtime.model_name)
-        self.session.system = saved.system
+        self.session.system = saved.system if self.flags.system is None else self.flags.system or None
+        self.choices = under_flags(choices, self.flags)
+        sentence = brought_back(choices, bool(saved.system) and not self.session.raw, self.flags)
+        if sentence:
+            say(sentence)
         if saved.model != self.runtime.model_name:
             note(f"that chat was held with {saved.model}; it is read again by {self.runtime.model_name}")
         self.save_elsewhere(path if keep_file else None)
 
     def save_elsewhere(self, path: Path | None = None) -> None:
-        """Begin another file, so that the one so far stays as it is."""
+        """Go on in `path`, or begin another file: the one so far stays as it is."""
         if self.autosave.path is not None:
-            self.autosave = Autosave(path or new_session_path())
+            self.autosave = (
+                Autosave(path_to_go_on(path), before=path) if path else Autosave(new_session_path())
+            )
 
     def header(self) -> str:
         """One line: model, bits, head and its bits, device, context, plan."""
@@ -144,15 +156,17 @@ class Conversation:
             note(sentence)
 
     def _stream(self, text: str, params: SamplingParams, printer: Printer) -> Answer:
+        reading = ReadingLine(silent=self.silent)
         pieces = self.session.ask(
             text,
             params,
             speculate=self.speculate,
             tree=self.tree,
+            reading=reading,
             stop_requested=lambda: self.interrupts.requested,
         )
         self.interrupts.reading = True
-        with closing(pieces):
+        with reading, closing(pieces):
             for piece in pieces:
                 self.interrupts.reading = False
                 if isinstance(piece, Answer):

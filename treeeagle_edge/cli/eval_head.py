@@ -72,6 +72,8 @@ def eval_head_command(
     """Measure how good a draft head is for its target: acceptance, tokens per round, and calibration."""
     if (machine.head or "").lower() == "none":
         raise UsageError("--head none leaves nothing to evaluate", "name a head, or leave --head out")
+    if max_tokens == 1:
+        raise UsageError("--max-tokens is 1, which leaves nothing to draft", "use 2 or more")
     if limit is not None and limit < 1:
         raise UsageError(f"--limit is {limit}, which is out of range", "use 1 or more")
     if output not in FORMATS:

@@ -216,6 +216,15 @@ def run_settings(
     )
 
 
+def check_range(
+    name: str, value: int, least: int, most: int | None = None, wrong: str = "is out of range"
+) -> None:
+    """Raise UsageError where the whole number of option `name` is outside its range: it `wrong`."""
+    if value < least or (most is not None and value > most):
+        allowed = f"use {least} or more" if most is None else f"use {least} to {most}"
+        raise UsageError(f"{name} is {value}, which {wrong}", allowed)
+
+
 @dataclass(frozen=True)
 class SamplingChoices:
     """The sampling options as the person gave them; None means "the default of the model"."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Protocol
 
-from treeeagle_edge.cli.console import is_terminal, may_style
+from treeeagle_edge.cli.console import columns_of, has_cursor, is_terminal, may_style
+from treeeagle_edge.cli.word_wrap import WordWrap
 
 FENCES = ("```", "~~~")
 # What a terminal acts upon: escape codes in their one-byte form too, bells, and what would write over the line.
@@ -32,15 +33,18 @@ class Printer(Protocol):
 
 
 class PlainPrinter:
-    """Text as it comes. On a terminal, a model cannot send control codes."""
+    """Text as it comes. On a terminal, a model cannot send control codes, and lines are broken between words."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, wrap: bool = False) -> None:
+        """`wrap`: break lines between words, where stdout is a terminal that can write a line again."""
         self._ends_line = False
         self._terminal = is_terminal(sys.stdout)
+        self._wrap = WordWrap() if wrap and has_cursor(sys.stdout) else None
 
     def write(self, piece: str) -> None:
         """Show `piece` at once."""
-        sys.stdout.write(harmless(piece) if self._terminal else piece)
+        text = harmless(piece) if self._terminal else piece
+        sys.stdout.write(self._wrap.feed(text, columns_of(sys.stdout)) if self._wrap else text)
         sys.stdout.flush()
         self._ends_line = piece.endswith("\n")
 
@@ -98,8 +102,8 @@ class SilentPrinter:
         """Nothing is left."""
 
 
-def choose_printer(*, markdown: bool, silent: bool = False) -> Printer:
+def choose_printer(*, markdown: bool, wrap: bool, silent: bool = False) -> Printer:
     """Markdown is rendered only where stdout may carry escape codes."""
     if silent:
         return SilentPrinter()
-    return MarkdownPrinter() if markdown and may_style(sys.stdout) else PlainPrinter()
+    return MarkdownPrinter() if markdown and may_style(sys.stdout) else PlainPrinter(wrap=wrap)

@@ -22,7 +22,7 @@ NUMBERS: dict[str, type] = {
     "max-tokens": int,
 }
 SHAPE = ("nodes", "depth", "branching")
-SWITCHES = ("spec",)
+SWITCHES = ("spec", "wrap")
 NAMES = (*NUMBERS, *SHAPE, *SWITCHES)
 
 
@@ -33,6 +33,7 @@ def setting_lines(conversation: Conversation) -> list[str]:
     if tree is not None:
         rows += [(name, _shown(tree, name)) for name in SHAPE]
     rows.append(("spec", "on" if conversation.speculate and tree is not None else "off"))
+    rows.append(("wrap", "on" if conversation.wrap else "off"))
     width = max(len(name) for name, _ in rows)
     return [f"  {name:<{width}}  {value}" for name, value in rows]
 
@@ -71,7 +72,7 @@ def change_setting(conversation: Conversation, argument: str) -> str:
     if not value:
         raise UsageError(f"a value for {name} is missing", f"use /set {name} VALUE, or /set to list all")
     if name in SWITCHES:
-        _switch(conversation, value)
+        _switch(conversation, name, value)
     elif name in SHAPE:
         shape = _reshape(conversation, name, value)
         if shape.adaptive:
@@ -83,9 +84,12 @@ def change_setting(conversation: Conversation, argument: str) -> str:
     return f"{name} is {value}"
 
 
-def _switch(conversation: Conversation, value: str) -> None:
+def _switch(conversation: Conversation, name: str, value: str) -> None:
     if value not in ("on", "off"):
-        raise UsageError(f"spec is {value!r}, which is no switch", "use /set spec on or /set spec off")
+        raise UsageError(f"{name} is {value!r}, which is no switch", f"use /set {name} on or /set {name} off")
+    if name == "wrap":
+        conversation.wrap = value == "on"
+        return
     if value == "on" and conversation.runtime.tree is None:
         raise UsageError("there is no head to draft with", "start with --head, and without --no-spec")
     conversation.speculate = value == "on"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,11 +11,14 @@ import typer
 from treeeagle_edge.cli import options as shared
 from treeeagle_edge.cli.console import say
 from treeeagle_edge.errors import UsageError
+from treeeagle_edge.limits import MOST_UNROLLED
 
 if TYPE_CHECKING:
     from treeeagle_edge.training.run import Outcome
 
 LAYOUTS = ("safeailab", "speculators")
+LEAST_DRAFT_VOCAB = 64  # tokens; the usual 8,192 are most of what a model says
+LEAST_LENGTH = 32  # tokens of a dialogue
 
 TargetOption = Annotated[
     str,
@@ -98,15 +102,20 @@ def train_command(
         )
     if regenerate and data is None:
         raise UsageError("--regenerate needs questions", "give them with --data FILE.jsonl")
-    whole = {
-        "--tokens": tokens, "--dialogues": dialogues, "--draft-vocab": draft_vocab, "--unroll": unroll,
-        "--batch-tokens": batch_tokens,
-    }  # fmt: skip
-    for name, value in (*whole.items(), ("--passes", passes), ("--minutes", minutes)):
-        if value is not None and value <= 0:
-            raise UsageError(f"{name} is {value}, which is out of range", "use more than 0")
-    if length < 32:
-        raise UsageError(f"--length is {length}, which is too short for a dialogue", "use 32 or more")
+    if not target.strip():  # an unset variable of a script, as a rule
+        raise UsageError("--target is empty", "name the model to train a head for")
+    if init is not None and not init.strip():
+        raise UsageError("--init is empty", "name a head, or leave the option out")
+    for name, value in (("--tokens", tokens), ("--batch-tokens", batch_tokens)):
+        shared.check_range(name, value, 1)
+    shared.check_range("--dialogues", dialogues, 2, wrong="leaves none to judge the head by")
+    shared.check_range("--draft-vocab", draft_vocab, LEAST_DRAFT_VOCAB, wrong="leaves too little to draft")
+    shared.check_range("--unroll", unroll, 1, MOST_UNROLLED)
+    shared.check_range("--length", length, LEAST_LENGTH, wrong="is too short for a dialogue")
+    shared.check_range("--seed", seed, 0, 2**63 - 1)
+    for name, amount in (("--passes", passes), ("--minutes", minutes), ("--save-every", save_every)):
+        if amount is not None and not 0 < amount < inf:
+            raise UsageError(f"{name} is {amount:g}, which is out of range", "use more than 0")
     if not 0 < learning_rate < 1:
         raise UsageError(f"--learning-rate is {learning_rate}, which is out of range", "use 0.0003 to 0.003")
     if out.exists() and not out.is_dir():

@@ -16,6 +16,7 @@ from treeeagle_edge.device.tree import DeviceTree
 from treeeagle_edge.drafting.shape_choice import ShapeChoice
 from treeeagle_edge.engine.host_rounds import MOST_PENDING, cut, prefill_round
 from treeeagle_edge.engine.passes import Passes
+from treeeagle_edge.engine.protocol import Reading
 from treeeagle_edge.kernels.dispatch import current_backend
 from treeeagle_edge.kv.sequence import LiveSequence
 from treeeagle_edge.rounds import Round, TreeShape
@@ -67,11 +68,11 @@ class DeviceAnswer:
         self._choice = None if shape is None else rounds.choice(shape)
         self._extend_rows = rounds.extend_rows(shape)
 
-    def first(self, limit: int) -> Round:
+    def first(self, limit: int, reading: Reading) -> Round:
         """See `AnswerRounds.first`."""
         started = time.perf_counter()
         sequence = self._sequence
-        output = self._rounds.passes.prefill(sequence, self._prompt_ids)
+        output = self._rounds.passes.prefill(sequence, self._prompt_ids, reading=reading)
         verified = time.perf_counter()
         waiting = torch.cat(sequence.pending)[-1:] if sequence.with_head else None
         self._round.load(sequence.tokens, waiting)

@@ -11,6 +11,7 @@ from treeeagle_edge.drafting.controller import Controller
 from treeeagle_edge.drafting.growth import FixedGrowth, Growth
 from treeeagle_edge.drafting.lookup import Lookup, Match
 from treeeagle_edge.engine.passes import Passes
+from treeeagle_edge.engine.protocol import Reading
 from treeeagle_edge.kv.sequence import LiveSequence
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling import Sampler
@@ -23,7 +24,7 @@ MOST_PENDING = 64  # features kept for later head rows while rounds decode plain
 class AnswerRounds(Protocol):
     """One answer in the making, whoever leads its rounds. `limit`: tokens it may still have, at least 1."""
 
-    def first(self, limit: int) -> Round:
+    def first(self, limit: int, reading: Reading) -> Round:
         """Read the prompt and settle one token."""
         ...
 
@@ -56,11 +57,12 @@ class HostRounds:
         self._controller = controller
         self._lookup: Lookup | None = None  # of the text so far, made when it is first asked
 
-    def first(self, limit: int) -> Round:
+    def first(self, limit: int, reading: Reading) -> Round:
         """See `AnswerRounds.first`."""
         started = time.perf_counter()
         prompt_ids, sampler = self._prompt_ids, self._sampler
-        output = self._passes.prefill(self._sequence, prompt_ids, peaks_only=sampler.needs_peaks_only)
+        peaks_only = sampler.needs_peaks_only
+        output = self._passes.prefill(self._sequence, prompt_ids, peaks_only=peaks_only, reading=reading)
         verified = time.perf_counter()
         walk = sampler.walk(
             DraftTree.root_only(prompt_ids[-1]), output.logits, len(prompt_ids) - 1, output.peaks

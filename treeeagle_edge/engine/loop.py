@@ -18,6 +18,7 @@ from treeeagle_edge.drafting.shape_choice import shapes_within
 from treeeagle_edge.engine.calibrate import measure_costs
 from treeeagle_edge.engine.host_rounds import AnswerRounds, HostRounds
 from treeeagle_edge.engine.passes import Passes
+from treeeagle_edge.engine.protocol import Reading, unwatched
 from treeeagle_edge.errors import CannotRunError, InputError, UsageError
 from treeeagle_edge.kernels.dispatch import TRITON, serving
 from treeeagle_edge.kv.pool import KVPool, PoolUsage
@@ -151,6 +152,7 @@ class Engine:
         speculate: bool = True,
         reuse_prefix: bool = True,
         tree: TreeShape | None = None,
+        reading: Reading = unwatched,
     ) -> Generator[Round]:
         """See `TokenEngine.generate`. An answer ends at a stop id, at max_tokens, or at the end of the context.
 
@@ -169,7 +171,7 @@ class Engine:
         clean = False
         try:
             with self._turn:
-                last = rounds.first(limit)
+                last = rounds.first(limit, reading)
             emitted, clean = len(last.ids), True
             yield last
             while last.finish_reason is None:

@@ -13,6 +13,7 @@ import torch
 
 from treeeagle_edge.drafting.drafter import drafter_for
 from treeeagle_edge.drafting.growth import Growth
+from treeeagle_edge.engine.protocol import Reading, unwatched
 from treeeagle_edge.kernels.dispatch import use_backend
 from treeeagle_edge.kv.sequence import LiveSequence
 from treeeagle_edge.kv.store import KVStore
@@ -51,7 +52,12 @@ class Passes:
         return self.store.nbytes + (self.head.store.nbytes if self.head else 0)
 
     def prefill(
-        self, sequence: LiveSequence, prompt: Sequence[int], *, peaks_only: bool = False
+        self,
+        sequence: LiveSequence,
+        prompt: Sequence[int],
+        *,
+        peaks_only: bool = False,
+        reading: Reading = unwatched,
     ) -> TargetOutput:
         """Read the prompt and commit it, with its head rows where there is a head; logits [1, V] of its last token.
 
@@ -60,7 +66,8 @@ class Passes:
         `model.pass_rows.TensorTarget.forward_rows`.
         """
         again = 1 if sequence.cached_tokens else 0
-        start = sequence.cached_tokens - again
+        begin = start = sequence.cached_tokens - again
+        reading(0, len(prompt) - begin)
         output: TargetOutput | None = None
         while start < len(prompt):
             stop = min(start + self.chunk, len(prompt))
@@ -81,6 +88,7 @@ class Passes:
                 sequence.pending.append(output.features)
                 self.flush_head(sequence)
             start, again = stop, 0
+            reading(stop - begin, len(prompt) - begin)
         assert output is not None
         return output
 

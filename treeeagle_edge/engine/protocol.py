@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
+
+# Told how far a prompt is read: tokens so far, tokens to read. Before the first pass over it, and after each.
+Reading = Callable[[int, int], None]
+
+
+def unwatched(_read: int, _to_read: int) -> None:
+    """The reading of a prompt that nobody watches."""
 
 
 class TokenEngine(Protocol):
@@ -32,10 +39,12 @@ class TokenEngine(Protocol):
         speculate: bool = True,
         reuse_prefix: bool = True,
         tree: TreeShape | None = None,
+        reading: Reading = unwatched,
     ) -> Generator[Round]:
         """The prefill's Round, then one for each verify pass, until the answer ends.
 
-        `tree` replaces the engine's own shape. Closing the generator at any time keeps the caches consistent.
+        `tree` replaces the engine's own shape. `reading` counts no tokens that the cache holds. Closing the generator
+        at any time keeps the caches consistent.
         """
 
     def tie_margin(self, ids: Sequence[int], a: int, b: int) -> float:

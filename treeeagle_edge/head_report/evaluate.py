@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treeeagle_edge.bench.prompts import BenchPrompt, builtin_prompts, read_prompts
-from treeeagle_edge.chat.prompt import TextCodec, Turn, build_messages
+from treeeagle_edge.chat.prompt import TextCodec, Turn, build_prompt
 from treeeagle_edge.engine.protocol import TokenEngine
 from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.head_report.tally import Tally, tally
@@ -156,8 +156,7 @@ def measure(
 
 def _prompt_ids(tokenizer: TextCodec, prompt: BenchPrompt, context: int) -> list[int]:
     """Ids of the first turn, rendered with the model's chat template."""
-    messages = build_messages(None, [Turn(prompt.turns[0])])
-    ids = tokenizer.encode(tokenizer.render(messages, add_generation_prompt=True))
+    ids = list(build_prompt(tokenizer, None, [Turn(prompt.turns[0])]).ids)
     if len(ids) + 2 > context:  # the prefill gives a token, and so does the shortest round
         raise InputError(
             f"the prompt {prompt.name} has {len(ids):,} tokens, "

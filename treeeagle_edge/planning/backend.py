@@ -11,11 +11,14 @@ from treeeagle_edge.model_config import ModelConfig, StoredWidth
 from treeeagle_edge.planning.native_bytes import BLOCK
 
 NATIVE_BITS = (4, 8)
+COMPILED_AGAIN = "they were compiled for this run alone"
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A choice of kernels and, where faster ones would be possible, why they were not chosen."""
+    """A choice of kernels and, where it could be better, why it is not: faster ones, or ones that need no compiling at
+    every start.
+    """
 
     native: bool
     reason: str | None = None  # a sentence, None where the best choice was possible
@@ -69,7 +72,10 @@ def _native_or_reason(bits: int, device: str, config: ModelConfig, head: HeadCon
     odd = [width for width in widths if width % BLOCK]
     if odd:
         return Backend(False, f"a width of {odd[0]} is no multiple of {BLOCK}")
-    from treeeagle_edge.kernels.native.loader import problem
+    from treeeagle_edge.kernels.native import loader
 
-    found = problem()
-    return Backend(True) if found is None else Backend(False, found.reason, found.hint)
+    found = loader.problem()
+    if found is not None:
+        return Backend(False, found.reason, found.hint)
+    kept = loader.not_kept()
+    return Backend(True) if kept is None else Backend(True, f"{kept.reason}; {COMPILED_AGAIN}", kept.hint)

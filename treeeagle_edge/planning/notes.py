@@ -30,7 +30,7 @@ def kernels_note(backend: Backend, bits: int, replaced: MemoryProfile | None) ->
         instead = f"{bits} bits and a small tree in place of profile {replaced.name}'s {replaced.bits} bits"
         hint = backend.hint or "--bits 4 keeps 4 bits, at some cost in quality"
         return PlanNote(f"{slower}, with {instead}: {why}", hint)
-    if backend.reason is None:
+    if backend.reason is None or backend.native:
         return None
     return PlanNote(f"{slower}: {backend.reason}", backend.hint or "use --kernels torch to choose them")
 

@@ -175,6 +175,8 @@ def check_backend(plan: RunPlan) -> Iterator[Check]:
         return
     if plan.backend.native:
         yield Check("native kernels", OK, f"native kernels are there and use {native_isa()}")
+        if plan.backend.reason is not None:
+            yield Check("cache", WARN, plan.backend.reason, plan.backend.hint)
         if plan.note is not None:
             yield Check("stored weights", WARN, plan.note.text, plan.note.hint)
     elif plan.note is not None:

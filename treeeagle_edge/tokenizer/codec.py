@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.tokenizer.chat_template import ChatTemplate
+from treeeagle_edge.tokenizer.quoting import Quoting
 
 if TYPE_CHECKING:
     import tokenizers
@@ -55,8 +58,21 @@ class Tokenizer:
         return self._special_tokens
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, nothing added. Special tokens written out in the text become the special tokens."""
+        """Ids of `text`, nothing added. Special tokens written out in the text become the special tokens.
+
+        For raw prompts, and for what a template writes. A message is quoted first: see `quote`.
+        """
         return self._backend.encode(text, add_special_tokens=False).ids
+
+    def quote(self, text: str, *, answer: bool = False) -> str:
+        """`text`, a message or an `answer` to one, made so that nothing in it is taken for a control token: give the
+        result to `render`, and what that makes of it to `encode_quoted`. Most texts come back as they are.
+        """
+        return self._quoting.quote(text, answer=answer)
+
+    def encode_quoted(self, text: str) -> list[int]:
+        """Ids of `text`, nothing added: quoted places become ordinary tokens, the rest has those of `encode`."""
+        return self._quoting.encode(text)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of `ids`, special tokens left out unless asked for. Bytes that are no UTF-8 become U+FFFD."""
@@ -72,6 +88,20 @@ class Tokenizer:
                 "this model has no chat template", "use --raw to send the text as it is, or an instruct model"
             )
         return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+
+    @cached_property
+    def _quoting(self) -> Quoting:
+        around, begun = (self._own_text(generate) for generate in (False, True))
+        named = self._special_tokens.values()
+        return Quoting(self._backend, named=named, stop_ids=self.stop_ids, around=around, begun=begun)
+
+    def _own_text(self, generate: bool) -> str:
+        """What the template writes around short messages; empty where it is missing or fails."""
+        talk = [{"role": role, "content": "a"} for role in ("system", "user", "assistant", "user")]
+        for messages in (talk, talk[1:]):  # some templates refuse a system prompt
+            with suppress(InputError):
+                return self.render(messages, add_generation_prompt=generate)
+        return ""
 
     def _turn_ids(self, template: str) -> frozenset[int]:
         """The eos token's id, and that of every turn token that the template writes."""

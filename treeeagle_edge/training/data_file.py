@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from treeeagle_edge.chat.prompt import TextCodec
+from treeeagle_edge.chat.prompt import TextCodec, message_ids
 from treeeagle_edge.errors import InputError, reason_of
 from treeeagle_edge.json_file import json_reason, parse_json
 from treeeagle_edge.training.dialogues import Script, Wish, retold
@@ -96,7 +96,9 @@ def scripts_from_file(
     """
 
     def script(one: GivenDialogue) -> Script:
-        turns = [(codec.encode(question), codec.encode(answer)) for question, answer in one.turns]
+        turns = [
+            (message_ids(codec, asked), message_ids(codec, said, answer=True)) for asked, said in one.turns
+        ]
         wish = Wish(0.0) if regenerate else None
         return retold(pieces, turns, opening=_opening(codec, one, pieces), regenerate=wish)
 
@@ -111,12 +113,12 @@ def _opening(codec: TextCodec, one: GivenDialogue, pieces: ChatPieces) -> Sequen
     """Ids of everything that the template writes before the first question, the system prompt among it."""
     if one.system is None:
         return pieces.opening
-    question = one.turns[0][0]
-    messages = [{"role": "system", "content": one.system}, {"role": "user", "content": question}]
+    question = codec.quote(one.turns[0][0])
+    messages = [{"role": "system", "content": codec.quote(one.system)}, {"role": "user", "content": question}]
     text = codec.render(messages, add_generation_prompt=False)
     before, found, _ = text.rpartition(question)
     if not found:
         raise InputError(
             "the model's chat template does not show the question as it is", "leave out system prompts"
         )
-    return codec.encode(before)
+    return codec.encode_quoted(before)

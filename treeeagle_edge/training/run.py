@@ -14,9 +14,10 @@ import torch
 
 from treeeagle_edge import __version__
 from treeeagle_edge.bench.prompts import builtin_prompts, read_prompts
-from treeeagle_edge.errors import InputError
+from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.json_file import write_json
+from treeeagle_edge.limits import MOST_UNROLLED
 from treeeagle_edge.planning.known_models import usual_head
 from treeeagle_edge.progress import Progress
 from treeeagle_edge.tokenizer.codec import Tokenizer
@@ -38,8 +39,6 @@ from treeeagle_edge.training.run_settings import TrainingRun
 from treeeagle_edge.training.source import TargetSource, find_target
 from treeeagle_edge.training.trainer import Record, Trainer
 
-_LONGER = 16  # rotary positions beyond the longest dialogue, for the steps unrolled after its last token
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -54,10 +53,16 @@ class Outcome:
 def train(run: TrainingRun, place: Place, say: Progress) -> Outcome:
     """Write dialogues, train on them and save the head in `run.out`. Finished stages are not done again.
 
-    Raises InputError for files that cannot be read or that belong to another run, CannotRunError where memory or disk
-    are too small or the loss is not finite.
+    Raises UsageError for dialogues longer than the target reads, InputError for files that cannot be read or that
+    belong to another run, CannotRunError where memory or disk are too small or the loss is not finite.
     """
     source = find_target(run.target, say)
+    longest = source.checkpoint.config.max_position
+    if run.data.length > longest:
+        raise UsageError(
+            f"--length is {run.data.length:,}, and {source.name} reads {longest:,} tokens at most",
+            f"use {longest} or less",
+        )
     if run.init is not None:
         # only to report a wrong file before hours of writing; it is opened again later, to take no memory meanwhile
         open_initial(run.init, source.name, source.checkpoint.config)
@@ -123,7 +128,7 @@ def _start(
     head = TrainableHead(
         config,
         {name: tensor.to(device) for name, tensor in tensors.items()},
-        length=run.data.length + _LONGER,
+        length=run.data.length + MOST_UNROLLED,  # the last steps lie beyond the longest dialogue
         dtype=dtype,
     )
     drafted = torch.zeros(target.vocab_size, dtype=torch.bool)

@@ -1,0 +1,119 @@
+"""Breaks lines between words while a text streams to a terminal, which itself would break them inside words.
+
+Each letter is shown as it comes. Where a word turns out too long for its line, the line is written once more without
+it, and the word begins the next one. Code blocks and rows of tables keep their lines.
+"""
+
+from __future__ import annotations
+
+import re
+from unicodedata import category
+
+from wcwidth import wcwidth
+
+NARROWEST = 20  # columns: below this, lines would hold a word or two
+_TAB = 8
+_FENCE = re.compile(r"\s*(`{3,}|~{3,})(.*)", re.DOTALL)
+_JOINER = "\u200d"  # makes one picture of several
+
+
+class WordWrap:
+    """What to send to a terminal for pieces of a text that begins in the first column."""
+
+    def __init__(self) -> None:
+        self._columns = 0  # of the terminal, as it was when the last piece came; 0 where that is not known
+        self._row = ""  # what stands in the terminal's row
+        self._column = 0  # where the next letter goes
+        self._word = 0  # where in the row its last word begins; 0: at the border, so it stays
+        self._full = False  # a space fell on the border, so what follows begins a row
+        self._lost = False  # the terminal was resized: what stands in the row is not known until it ends
+        self._begun = ""  # the line of the text, as long as it may be one that is kept as it is
+        self._fence = ""  # what opened the code block that is being written
+
+    def feed(self, text: str, columns: int) -> str:
+        """The same text with line breaks moved, for a terminal that is now so wide; 0 where that is not known."""
+        columns = columns if columns >= NARROWEST else 0
+        if columns != self._columns:
+            self._columns, self._lost = columns, bool(self._column)
+        return "".join(map(self._take, text))
+
+    def _take(self, letter: str) -> str:
+        if letter == "\n":
+            self._end_line()
+            return self._new_row(letter)
+        if self._is_kept(letter):
+            return letter
+        if letter in " \t":
+            return self._space(letter)
+        return self._letter(letter)
+
+    def _space(self, letter: str) -> str:
+        width = _TAB - self._column % _TAB if letter == "\t" else 1
+        if self._columns and (self._lost or self._column + width >= self._columns):
+            self._full = True
+            return ""
+        self._row += letter
+        self._column += width
+        self._word = len(self._row)
+        return letter
+
+    def _letter(self, letter: str) -> str:
+        width = max(wcwidth(letter), 0)
+        before = self._new_row("\n") if self._full else ""
+        if self._may_break_before(letter, width):
+            self._word = len(self._row)
+        if self._columns and not self._lost:
+            # the last column stays empty: what a terminal does after it depends on the terminal
+            if self._word and self._column + width >= self._columns:
+                before += self._move_word()
+            elif (
+                self._column + width > self._columns
+            ):  # a word longer than a row: the terminal goes on in the next
+                self._row, self._column = "", 0
+        self._row += letter
+        self._column += width
+        return before + letter
+
+    def _move_word(self) -> str:
+        """Take the last word from its row and begin the next one with it."""
+        kept, word = self._row[: self._word], self._row[self._word :]
+        again = f"\r{kept}{' ' * _width(word)}" if word else ""
+        moved = again + self._new_row("\n") + word
+        self._row, self._column = word, _width(word)
+        return moved
+
+    def _new_row(self, ended_by: str) -> str:
+        self._row, self._column, self._word = "", 0, 0
+        self._full = self._lost = False
+        return ended_by
+
+    def _may_break_before(self, letter: str, width: int) -> bool:
+        """Whether a letter begins a word where no space is before it: beside wide ones, but for their punctuation."""
+        last = self._row[-1:]
+        if not last or last in " \t" or width == 0 or last == _JOINER:
+            return False
+        wide = width == 2 or wcwidth(last) == 2
+        closes = category(letter) in ("Pe", "Pf", "Po", "Sk")  # Sk: a skin's colour
+        return wide and not closes and category(last) not in ("Ps", "Pi")
+
+    def _is_kept(self, letter: str) -> bool:
+        """Whether `letter` belongs to a code block, to the line that opens one, or to a row of a table."""
+        if (
+            self._fence
+            or len(self._begun.lstrip()) < 3
+            or self._begun.lstrip().startswith(("|", "```", "~~~"))
+        ):
+            self._begun += letter
+        return bool(self._fence) or self._begun.lstrip().startswith(("|", "```", "~~~"))
+
+    def _end_line(self) -> None:
+        found = _FENCE.fullmatch(self._begun)
+        if found and not self._fence and not (found[1][0] == "`" and "`" in found[2]):
+            self._fence = found[1]
+        elif found and self._fence and found[1].startswith(self._fence) and not found[2].strip():
+            self._fence = ""
+        self._begun = ""
+
+
+def _width(text: str) -> int:
+    return sum(max(wcwidth(letter), 0) for letter in text)
