@@ -201,17 +201,18 @@ int te_attention(te_team* team, const float* query, int64_t heads, int64_t kv_he
                      space.second(pass->rows), out};
     const Kernels& k = team->kernels;
     char* scratch = space.attention[0].data();
+    Soon nothing;
     if (pass->rows <= kMaxRowsTogether) {  // as a layer does
       space.make_room_for_parts(shape.attention, ours);
       for (int64_t chunk = 0; chunk < ours.reads.chunks(0, pass->rows); ++chunk)
-        k.attend_parts(job, pass->rows, 0, kv_heads, chunk, space.parts.data(), scratch);
+        k.attend_parts(job, pass->rows, 0, kv_heads, chunk, space.parts.data(), scratch, nothing);
       for (int64_t row = 0; row < pass->rows; ++row)
         for (int64_t head = 0; head < heads; ++head) k.merge_parts(job, pass->rows, row, head, space.parts.data());
       return;
     }
     for (int64_t row = 0; row < pass->rows; row += kMaxRowsTogether)
       for (int64_t head = 0; head < kv_heads; ++head)
-        k.attend(job, row, std::min(row + kMaxRowsTogether, pass->rows), head, scratch);
+        k.attend(job, row, std::min(row + kMaxRowsTogether, pass->rows), head, scratch, nothing);
   });
 }
 

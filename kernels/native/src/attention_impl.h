@@ -50,17 +50,17 @@ inline int64_t lay_out(const AttentionShape& shape, int64_t queries, char* base,
 
 template <class S>
 void attend_block(const KeyBlock& block, const QueryState& state, int64_t query0, int64_t queries, int64_t count,
-                  const AttentionShape& shape) {
+                  const AttentionShape& shape, Soon& soon) {
   const int64_t dim = shape.head_dim, width = shape.part_width();
   float* scores = state.scores + query0 * kKeyBlock;
   const int64_t vectors = (count + S::kLanes - 1) / S::kLanes;
   __builtin_memset(scores, 0, static_cast<size_t>(queries * kKeyBlock) * sizeof(float));
   pair_product<S>(queries, vectors, block.keys, kKeyBlock, state.query + query0 * dim / 2, dim / 2, dim / 2, scores,
-                  kKeyBlock);
+                  kKeyBlock, soon);
   soften<S>(state.from(query0, shape), queries, count, shape);
   const auto* weights = reinterpret_cast<const uint32_t*>(state.weights + query0 * kKeyBlock);
   pair_product<S>(queries, dim / S::kLanes, block.values, dim, weights, kKeyBlock / 2, (count + 1) / 2,
-                  state.part + query0 * width, width);
+                  state.part + query0 * width, width, soon);
 }
 
 // How many positions rows [row0, row1) read alike.
@@ -90,7 +90,7 @@ void load_queries(const AttentionJob& job, int64_t row0, int64_t row1, int64_t k
 // queries of one head after those of another.
 template <class S>
 void attend_chunk(const AttentionJob& job, int64_t row0, int64_t row1, int64_t head0, int64_t head1, int64_t chunk,
-                  int64_t common, const Scratch& s) {
+                  int64_t common, const Scratch& s, Soon& soon) {
   const AttentionShape& shape = job.shape;
   const int64_t dim = shape.head_dim, group = shape.group(), queries = (row1 - row0) * group;
   for (int64_t q = 0; q < (head1 - head0) * queries; ++q) {
@@ -105,7 +105,7 @@ void attend_chunk(const AttentionJob& job, int64_t row0, int64_t row1, int64_t h
     if (head1 - head0 > 1) fetch_block(job, row0, head0, head1, first, kKeyBlock);  // one head's pieces are no stream
     for (int64_t h = head0; h < head1; ++h) {
       prepare_block<S>(job, row0, h, first, 0, kKeyBlock, s.shared);
-      attend_block<S>(s.shared, s.state.from((h - head0) * queries, shape), 0, queries, kKeyBlock, shape);
+      attend_block<S>(s.shared, s.state.from((h - head0) * queries, shape), 0, queries, kKeyBlock, shape, soon);
     }
   }
   if (border >= end) return;
@@ -123,7 +123,7 @@ void attend_chunk(const AttentionJob& job, int64_t row0, int64_t row1, int64_t h
           replace_keys<S>(job, r, h, first, from, count, block);
         else if (from < count)
           prepare_block<S>(job, r, h, first, from / kTile * kTile, count, block);
-        attend_block<S>(block, state, (r - row0) * group, group, count, shape);
+        attend_block<S>(block, state, (r - row0) * group, group, count, shape, soon);
       }
     }
   }
@@ -155,7 +155,8 @@ inline void finish_query(const AttentionJob& job, int64_t row, int64_t head, flo
 }
 
 template <class S>
-void attend(const AttentionJob& job, int64_t row0, int64_t row1, int64_t kv_head, void* memory) {
+void attend(const AttentionJob& job, int64_t row0, int64_t row1, int64_t kv_head, void* memory,
+            Soon& soon) {
   const int64_t dim = job.shape.head_dim, group = job.shape.group(), width = job.shape.part_width();
   Scratch s;
   lay_out(job.shape, (row1 - row0) * group, static_cast<char*>(memory), s);
@@ -164,7 +165,7 @@ void attend(const AttentionJob& job, int64_t row0, int64_t row1, int64_t kv_head
   for (int64_t chunk = 0; chunk < job.reads.chunks(row0, row1); ++chunk) {
     Scratch of_chunk = s;
     if (chunk == 0) of_chunk.state.part = s.parts;
-    attend_chunk<S>(job, row0, row1, kv_head, kv_head + 1, chunk, common, of_chunk);
+    attend_chunk<S>(job, row0, row1, kv_head, kv_head + 1, chunk, common, of_chunk, soon);
     for (int64_t r = row0; chunk > 0 && r < row1; ++r) {
       if (job.reads.length(r) <= chunk * kChunk) continue;
       for (int64_t q = (r - row0) * group; q < (r - row0 + 1) * group; ++q)
@@ -178,13 +179,13 @@ void attend(const AttentionJob& job, int64_t row0, int64_t row1, int64_t kv_head
 
 template <class S>
 void attend_parts(const AttentionJob& job, int64_t rows, int64_t head0, int64_t head1, int64_t chunk, float* parts,
-                  void* memory) {
+                  void* memory, Soon& soon) {
   const int64_t queries = rows * job.shape.group();  // of a kv head
   Scratch s;
   lay_out(job.shape, (head1 - head0) * queries, static_cast<char*>(memory), s);
   s.state.part = parts + (chunk * job.shape.kv_heads + head0) * queries * job.shape.part_width();
   for (int64_t h = head0; h < head1; ++h) load_queries<S>(job, 0, rows, h, s.state.from((h - head0) * queries, job.shape));
-  attend_chunk<S>(job, 0, rows, head0, head1, chunk, common_length(job.reads, 0, rows), s);
+  attend_chunk<S>(job, 0, rows, head0, head1, chunk, common_length(job.reads, 0, rows), s, soon);
 }
 
 template <class S>

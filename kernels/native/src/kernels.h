@@ -68,6 +68,19 @@ struct Upcoming {
   const uint8_t* tiles[kMostTiles] = {};
 };
 
+// Memory that will be needed soon. A kernel that has its own data at hand asks for some of it meanwhile.
+struct Soon {
+  const uint8_t *at = nullptr, *end = nullptr;
+
+  // The next cache lines to ask for; null once all have been.
+  [[gnu::always_inline]] const uint8_t* take(int64_t lines) {
+    if (at >= end) return nullptr;
+    const uint8_t* found = at;
+    at += lines * 64;
+    return found;
+  }
+};
+
 struct Kernels {
   const char* name;
   int64_t rows_together;  // rows whose sums of one tile fit the registers
@@ -90,11 +103,12 @@ struct Kernels {
   void (*rope)(float* x, const float* cos, const float* sin, int64_t head_dim, float scale);
   void (*store_bf16)(const float* x, int64_t n, uint16_t* out);
   // query rows [row0, row1) of one kv head, all of its query heads
-  void (*attend)(const AttentionJob& job, int64_t row0, int64_t row1, int64_t kv_head, void* scratch);
+  void (*attend)(const AttentionJob& job, int64_t row0, int64_t row1, int64_t kv_head, void* scratch,
+                 Soon& soon);
   // the same cut into chunks, for all `rows` and kv heads [head0, head1): each goes to its place in
   // parts [chunks][kv_heads][rows][group][part_width] ...
   void (*attend_parts)(const AttentionJob& job, int64_t rows, int64_t head0, int64_t head1, int64_t chunk, float* parts,
-                       void* scratch);
+                       void* scratch, Soon& soon);
   // ... whence those of one row and one query head are merged
   void (*merge_parts)(const AttentionJob& job, int64_t rows, int64_t row, int64_t head, float* parts);
   // bytes of scratch for so many queries at once

@@ -198,20 +198,32 @@ void Workspace::make_room_for_parts(const AttentionShape& shape, const Pass& pas
   parts = Vector(needed + needed / 4, Stay::kUntilReplaced);
 }
 
-void Worker::attend(const AttentionJob& job, const Pass& pass) const {
+// What this thread's share of a matrix has for one of its own `units` of the phase before.
+Soon Worker::slice_of_share(const Weight& w, int64_t unit, int64_t units) const {
+  const Share own(units, part_.thread, part_.threads), tiles(w.tiles, part_.thread, part_.threads);
+  if (unit < own.begin || unit >= own.end) return {};
+  const int64_t lines = (tiles.end - tiles.begin) * w.tile_bytes / 64, count = own.end - own.begin, i = unit - own.begin;
+  const uint8_t* begin = w.quants(tiles.begin);
+  return {begin + lines * i / count * 64, begin + lines * (i + 1) / count * 64};
+}
+
+void Worker::attend(const AttentionJob& job, const Pass& pass, const Weight& next) const {
   char* scratch = space_.attention[static_cast<size_t>(part_.thread)].data();
   if (in_chunks(pass)) {
     const int64_t heads = heads_a_unit(job.shape, pass, part_.threads), chunks = pass.reads.chunks(0, pass.rows);
+    const int64_t units = chunks * (job.shape.kv_heads / heads);
     for (int64_t unit = part_.begin; unit < part_.end; ++unit) {
       const int64_t head = unit / chunks * heads;
-      k.attend_parts(job, pass.rows, head, head + heads, unit % chunks, space_.parts.data(), scratch);
+      Soon soon = slice_of_share(next, unit, units);
+      k.attend_parts(job, pass.rows, head, head + heads, unit % chunks, space_.parts.data(), scratch, soon);
     }
     return;
   }
   const int64_t together = rows_together(pass.rows, part_.threads), groups = (pass.rows + together - 1) / together;
   for (int64_t unit = part_.begin; unit < part_.end; ++unit) {
     const int64_t row = unit % groups * together;
-    k.attend(job, row, std::min(row + together, pass.rows), unit / groups, scratch);
+    Soon nothing;  // so many rows that it is arithmetic which takes the time
+    k.attend(job, row, std::min(row + together, pass.rows), unit / groups, scratch, nothing);
   }
 }
 
@@ -256,7 +268,7 @@ void LayerPhases::work(int64_t phase, const Kernels& kernels, const Part& part) 
                              {&w.v.weight, w.v_bias.data(), v}},
                             a, rows, shape.qkv_width(), worker.beginning({&w.o.weight}));
     case kRotate: return worker.rotate_and_store(shape, w, rope, pass, kv);
-    case kAttend: return worker.attend(job, pass);
+    case kAttend: return worker.attend(job, pass, w.o.weight);
     case kMerge: return worker.merge(job, pass);
     case kOutput:
       return worker.project_add(w.o.weight, b, rows, w.o_bias.data(), shape.residual_scale, x,

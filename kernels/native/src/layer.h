@@ -148,12 +148,14 @@ class Worker {
                         const KeyValueRows& kv) const;
   // Units are key heads, and of each the rows a few at a time; where there are few rows, key heads of a chunk of positions,
   // which `merge` then puts together, a row and a query head a unit.
-  void attend(const AttentionJob& job, const Pass& pass) const;
+  // Attention leaves the memory idle, so that it is asked meanwhile for `next`, what is multiplied after it.
+  void attend(const AttentionJob& job, const Pass& pass, const Weight& next) const;
   void merge(const AttentionJob& job, const Pass& pass) const;
 
   const Kernels& k;
 
  private:
+  Soon slice_of_share(const Weight& w, int64_t unit, int64_t units) const;
   float* tile_memory() const { return space_.tile[static_cast<size_t>(part_.thread)].data(); }
   void project_some(const Projection& to, int64_t begin, int64_t end, int64_t soon, const Activations& a, int64_t rows,
                     int64_t ldo, const Ahead& next) const;
