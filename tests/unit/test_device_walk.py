@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from no_waiting import NoWaiting
 from torch import Tensor
 
 from treeeagle_edge import sampling
@@ -150,6 +151,22 @@ def test_a_row_that_is_not_finite_is_not_entered() -> None:
     assert int(short.next_token) == TREE.tokens[rows[2]]
     logits[0, 0] = math.inf
     assert not device.walk(device_tree(TREE), logits, torch.tensor([9])).root_is_finite
+
+
+def test_a_greedy_walk_takes_as_many_operations_in_a_deep_tree_as_in_a_flat_one() -> None:
+    """Each is a launch on a card. Where sampling or penalties choose level by level, they grow with the depth."""
+    counts: dict[bool, list[int]] = {True: [], False: []}
+    for depth in (1, 15):
+        rows = range(depth)
+        chain = device_tree(DraftTree((0, *rows), (-1, *rows), (0, *(1 + row for row in rows)), (0.0,) * 16))
+        for greedy in counts:
+            device = DeviceSampler(VOCAB, CPU)
+            device.load(SamplingParams(temperature=0.0 if greedy else 1.0), PROMPT)
+            logits, place = torch.randn(depth + 1, VOCAB), torch.tensor([9])
+            with NoWaiting() as guard:
+                device.walk(chain, logits, place)
+            counts[greedy].append(guard.operations)
+    assert counts[True][0] == counts[True][1] < counts[False][0] < counts[False][1]
 
 
 def test_ids_outside_the_vocabulary_are_refused_or_harmless() -> None:
