@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from device_trees import device_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from no_waiting import NoWaiting
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from treeeagle_edge import sampling
 from treeeagle_edge.device.noise import gumbel_noise
-from treeeagle_edge.device.tree import DeviceTree
 from treeeagle_edge.device.walk import DeviceSampler
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.sampling import Sampler
@@ -43,22 +43,6 @@ def test_noise_has_the_bits_of_the_host(seed: int, vocab: int) -> None:
         np.testing.assert_allclose(
             line, sampling.gumbel(sampling.random_numbers(seed, position, vocab)), rtol=1e-13, atol=1e-15
         )
-
-
-def device_tree(tree: DraftTree, spare: int = 0) -> DeviceTree:
-    """`spare` rows that hold no node, with what a node of the root would have."""
-    rows = len(tree)
-    visible = torch.eye(rows + spare, dtype=torch.bool)
-    for row, path in enumerate(tree.ancestors):
-        visible[row, list(path)] = True
-    extra = torch.zeros(spare, dtype=torch.int64)
-    columns = (torch.tensor(column) for column in (tree.tokens, tree.parents, tree.depths))
-    tokens, parents, depths = (torch.cat((column, extra)) for column in columns)
-    real = torch.arange(rows + spare) < rows
-    sound = torch.ones(1, dtype=torch.bool)
-    return DeviceTree(
-        tokens, parents, depths, torch.zeros(rows + spare), real, visible, sound, max(tree.depths)
-    )
 
 
 def logits_of(seed: int, *, pull: float = 3.0) -> Tensor:

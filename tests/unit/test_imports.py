@@ -83,7 +83,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "drafting.lookup",
             "drafting.shape_choice",
         ),
-        *("device", "device.noise", "device.tree", "device.walk", "device.round"),
+        *("device", "device.noise", "device.tree", "device.branch", "device.walk", "device.round"),
     ),
     "engine": (
         "engine.loop",
