@@ -29,6 +29,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "widths",
         "drafting",
         "drafting.growth_rule",
+        "drafting.round_shapes",
         "limits",
         "engine",
         "engine.protocol",
