@@ -160,6 +160,8 @@ LIGHT = (
         "settings",
         "config.generation_defaults",
         "widths",
+        "drafting",
+        "drafting.round_shapes",
     ),
     *(
         "planning.backend",
