@@ -38,8 +38,12 @@ def test_the_list_stays_within_what_was_allowed() -> None:
 def test_rounds_are_of_a_tree_a_branch_both_or_neither() -> None:
     trees = shapes_within(BOUNDS)
     plain_and_trees = (PLAIN, *(RoundShape(tree) for tree in trees))
-    beside = tuple(RoundShape(tree, 7) for tree in trees[:-1])  # the largest leaves no room
-    assert rounds_within(BOUNDS) == (*plain_and_trees, RoundShape(None, 15), *beside)
+    branches = RoundShape(None, 15), RoundShape(TreeShape(3, 3, 8), 7)
+    assert rounds_within(BOUNDS) == (*plain_and_trees, *branches)
+    assert RoundShape(TreeShape(2, 3, 8), 7) in rounds_within(tree_shape(2, 4, 0))
+    assert rounds_within(TreeShape(4, 3, 12, adaptive=True))[-1] == RoundShape(
+        None, 12
+    )  # no room beside a tree
     assert rounds_within(replace(BOUNDS, lookup=False)) == plain_and_trees
     fixed = TreeShape(3, 2, 4)
     assert rounds_within(fixed) == (PLAIN, RoundShape(fixed))

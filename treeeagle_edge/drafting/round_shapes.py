@@ -16,9 +16,10 @@ _LIST = (  # depth, branching, nodes; the bounds of the person, or of the profil
     (4, 4, 16),
     (5, 4, 24),
 )
-# Rows of a branch alone, and beside a tree. With the root that is 16 rows, and with the trees above 12, 16, 24 and 32.
-# So many a product on tensor cores takes at a time: our 4-bit one in tiles of 16 or 32, bitsandbytes' in tiles of 32.
-ALONE, BESIDE = 15, 7
+# Rows of a branch alone, and beside a tree of so many nodes. With the root both are 16 rows, and so many a product on
+# tensor cores takes at a time: our 4-bit one in tiles of 16 or more, bitsandbytes' of 32 or more. One tree is enough: a
+# branch beside another would be worth a few per cent more or less, where it is worth more than alone at all.
+_ALONE, _BESIDE, _SMALL = 15, 7, 8
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ def rounds_within(tree: TreeShape | None) -> tuple[RoundShape, ...]:
     trees = shapes_within(tree)
     found = [PLAIN, *(RoundShape(each) for each in trees)]
     if tree.lookup:
-        found.append(RoundShape(None, min(ALONE, tree.nodes)))
-        found += [RoundShape(each, BESIDE) for each in trees if each.nodes + BESIDE <= tree.nodes]
+        found.append(RoundShape(None, min(_ALONE, tree.nodes)))
+        room = tree.nodes >= _SMALL + _BESIDE
+        found += [RoundShape(each, _BESIDE) for each in trees if room and each.nodes == _SMALL]
     return tuple(found)
