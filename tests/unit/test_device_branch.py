@@ -82,7 +82,7 @@ def random_tree(draw: random.Random, nodes: int, tokens: int) -> DraftTree:
 def test_the_branch_hangs_where_the_host_would_hang_it(
     seed: int, nodes: int, spare: int, rows: int, data: st.DataObject
 ) -> None:
-    """Expectations row 23. With few different tokens, trees and branches often begin alike."""
+    """With few different tokens, trees and branches often begin alike."""
     tree = random_tree(random.Random(seed), nodes, 3)
     tokens = data.draw(st.lists(st.integers(0, 2), max_size=rows))
     grown = branched(tree, tokens, rows, spare)

@@ -17,8 +17,8 @@ _LIST = (  # depth, branching, nodes; the bounds of the person, or of the profil
     (5, 4, 24),
 )
 # Rows of a branch alone, and beside a tree of so many nodes. With the root both are 16 rows, and so many a product on
-# tensor cores takes at a time: our 4-bit one in tiles of 16 or more, bitsandbytes' of 32 or more. One tree is enough: a
-# branch beside another would be worth a few per cent more or less, where it is worth more than alone at all.
+# tensor cores takes at a time: our 4-bit one in tiles of 16 or more, bitsandbytes' of 32 or more. One tree is enough,
+# since where a branch is worth its rows it gives most of the tokens.
 _ALONE, _BESIDE, _SMALL = 15, 7, 8
 
 
