@@ -159,6 +159,18 @@ def test_ends_limits_and_the_end_of_the_context() -> None:
             assert ids_of(rounds_of(small, few(SamplingParams()), shape)) == whole
 
 
+def test_a_branch_behind_rows_without_nodes_keeps_its_own_slots() -> None:
+    """Expectations row 22: the head drafts ends that nothing follows, so that its tree has fewer nodes than rows."""
+    engine = make(shape=BOUNDS)
+    params = replace(few(SamplingParams(max_tokens=100)), stop_ids=FEW)  # banned: the text has none of them
+    expected = answer(make(on_device=False), params, speculate=False)
+    rounds = rounds_of(engine, params, BESIDE)
+    assert ids_of(rounds) == expected and len(expected) == 100
+    trees = [item.tree for item in rounds if item.looked_up_accepted]
+    assert any(tree is not None and tree.head_rows < 1 + TREE.nodes for tree in trees)
+    assert_cache_equals_prefill(engine)
+
+
 def test_where_the_heads_scores_are_not_finite_the_branch_still_serves() -> None:
     """Expectations row 5."""
     engine = make(shape=BOUNDS)
