@@ -10,6 +10,7 @@ import pytest
 import torch
 from device_engines import KINDS, with_oracle
 from device_engines import make as device_engine
+from engine_answers import PROMPT
 from engine_answers import answer as engine_answer
 from target_passes import in_pieces
 from tiny_models import CONFIG, RandomCheckpoint, tiny_engine, tiny_head
@@ -17,12 +18,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton_cases import DEVICE, TOLERANCE, needs_triton
 
+from treeeagle_edge.drafting.round_shapes import RoundShape
+from treeeagle_edge.drafting.shape_choice import OneShape
 from treeeagle_edge.kernels import dispatch
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv.store import KVStore
 from treeeagle_edge.model.head import Head, HeadOutput
 from treeeagle_edge.model.target import Target, load_target
 from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 
 pytest.importorskip("triton")
@@ -117,6 +121,19 @@ def test_rounds_on_the_device_give_the_text_of_the_reference() -> None:
     with dispatch.use_backend("triton"), launch.counted() as counter:
         assert engine_answer(engine, params) == expected
     assert counter["prefix_kernel"] > 0
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="the tiny head is made on the CPU")
+def test_a_branch_gives_the_text_of_the_reference() -> None:
+    """Beside a tree: its rows see their own ancestors through the table, with rows of no node before and behind."""
+    params = SamplingParams(max_tokens=12, banned_ids=frozenset(range(2, CONFIG.vocab_size)))
+    expected = engine_answer(device_engine(on_device=False), params, speculate=False)
+    engine = device_engine(shape=TreeShape(depth=4, branching=3, nodes=16))
+    shape = RoundShape(TreeShape(depth=2, branching=2, nodes=3), 3)
+    with dispatch.use_backend("triton"):
+        rounds = list(engine.generate(PROMPT, params, choice=OneShape(shape)))
+    assert [token for one in rounds for token in one.ids] == expected
+    assert sum(one.looked_up_accepted for one in rounds) > 0
 
 
 def test_no_layer_converts_what_a_kernel_gives() -> None:

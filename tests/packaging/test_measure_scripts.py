@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from treeeagle_edge.drafting.costs import CostModel, CostTable
+from treeeagle_edge.drafting.round_shapes import PLAIN, RoundShape
 from treeeagle_edge.kernels.native.loader import problem
+from treeeagle_edge.rounds import TreeShape
 
 needs_native = pytest.mark.skipif(problem() is not None, reason=f"no native kernels: {problem()}")
 Script = Callable[[str], ModuleType]
@@ -216,6 +218,23 @@ def test_controller_by_scenario(run: Callable, demo_gguf: Path) -> None:
     assert chat["best"] in ("plain", "2x2")
     assert chat["share"] == pytest.approx(chat["speeds"]["adaptive"] / chat["speeds"][chat["best"]])
     assert [item["met"] for item in found["results"]] == [item["value"] >= 0.95 for item in found["results"]]
+
+
+def test_branches_at_assumed_costs(run: Callable, script: Script, demo_gguf: Path) -> None:
+    module = script("estimate_branches")
+    tree = TreeShape(4, 4, 16)
+    assert module.cost(PLAIN, 0.2, 0.1) == 1.0
+    assert module.cost(RoundShape(None, 15), 0.2, 0.1) == pytest.approx(1.1)
+    assert module.cost(RoundShape(tree), 0.2, 0.1) == module.cost(RoundShape(tree, 7), 0.2, 0.1)
+    assert module.cost(RoundShape(tree), 0.2, 0.1) == pytest.approx(1.0 + 4 * 0.2 + 2 * 0.1)
+    _, found = run("estimate_branches", "--tokens", "10", "--level", "0.2", *FEW)
+    rows = found["Tokens a unit of cost, a level at 0.2"]
+    assert len(rows) == 5
+    for row in rows.values():
+        for arm in (module.WITHOUT, module.WITH):
+            assert 0 < row[arm]["tokens"] < 10
+        assert row[module.WITH]["cost"] >= sum(row["rounds"].values()) > 0
+        assert row["ratio"] == pytest.approx(row[module.WITH]["speed"] / row[module.WITHOUT]["speed"])
 
 
 @needs_native

@@ -6,10 +6,10 @@ import pytest
 import torch
 from device_engines import KINDS, SHAPE, make, with_oracle
 from engine_answers import answer
+from fake_capture import FakeCapture
 from no_waiting import NoWaiting, on_meta
 
-from treeeagle_edge.device.cuda_graphs import Work
-from treeeagle_edge.rounds import TreeShape
+from treeeagle_edge.drafting.round_shapes import PLAIN, RoundShape
 from treeeagle_edge.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -26,7 +26,7 @@ def test_nothing_in_a_round_waits_for_the_host(kind: str) -> None:
     assert engine._device is not None
     whole_run, operations = engine._device.round.run, []
 
-    def guarded(shape: TreeShape | None, extend_rows: int) -> None:
+    def guarded(shape: RoundShape, extend_rows: int) -> None:
         with NoWaiting() as guard:
             whole_run(shape, extend_rows)
         operations.append(guard.operations)
@@ -58,25 +58,10 @@ def test_a_round_never_looks_at_a_value(kind: str) -> None:
     answer(engine, KINDS[kind])  # what is made at the first use is there
     assert engine._device is not None
     round_ = on_meta(engine._device.round)
-    for shape in (SHAPE, None):
+    for shape in (RoundShape(SHAPE), PLAIN, RoundShape(SHAPE, 7), RoundShape(None, 15)):
         round_.run(shape, 5)
     with pytest.raises((RuntimeError, NotImplementedError)):
-        round_.read(None)  # which does look
-
-
-class FakeCapture:
-    """Keeps the work as it is, or fails as a capture does, after the warm-up."""
-
-    def __init__(self, fails: bool = False) -> None:
-        self.captured = 0
-        self._fails = fails
-
-    def __call__(self, work: Work) -> Work:
-        work(), work()
-        if self._fails:
-            raise RuntimeError("operation not permitted when stream is capturing\nmore lines")
-        self.captured += 1
-        return work
+        round_.read(PLAIN)  # which does look
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tiny_models import VOCAB, tiny_target
 
 from treeeagle_edge.chat.answer import Speculation
+from treeeagle_edge.drafting.round_shapes import PLAIN, RoundShape, shapes_within
 from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.errors import CannotRunError, InputError
 from treeeagle_edge.rounds import TreeShape, tree_shape
@@ -116,9 +117,8 @@ def test_plain_rounds_keep_features_until_their_head_rows_are_written() -> None:
     assert engine._device is not None
     assert engine.tree is not None
     choice = engine._device.choice(engine.tree)
-    assert choice is not None
-    plain_until = iter([None] * 150 + [choice.shapes[-1]] * 100)
-    choice.choose = lambda: next(plain_until)  # type: ignore[method-assign]
+    plain_until = iter([PLAIN] * 150 + [RoundShape(shapes_within(engine.tree)[-1])] * 100)
+    choice.choose = lambda match: next(plain_until)  # type: ignore[method-assign]
     rounds = list(engine.generate(PROMPT, params))
     kinds = [item.kind for item in rounds[1:-1]]
     assert kinds == ["plain"] * 150 + ["tree"] * (len(kinds) - 150) and len(kinds) > 170

@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from device_trees import device_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from no_waiting import NoWaiting
 from torch import Tensor
 
 from treeeagle_edge import sampling
 from treeeagle_edge.device.noise import gumbel_noise
-from treeeagle_edge.device.tree import DeviceTree
 from treeeagle_edge.device.walk import DeviceSampler
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.sampling import Sampler
@@ -42,22 +43,6 @@ def test_noise_has_the_bits_of_the_host(seed: int, vocab: int) -> None:
         np.testing.assert_allclose(
             line, sampling.gumbel(sampling.random_numbers(seed, position, vocab)), rtol=1e-13, atol=1e-15
         )
-
-
-def device_tree(tree: DraftTree, spare: int = 0) -> DeviceTree:
-    """`spare` rows that hold no node, with what a node of the root would have."""
-    rows = len(tree)
-    visible = torch.eye(rows + spare, dtype=torch.bool)
-    for row, path in enumerate(tree.ancestors):
-        visible[row, list(path)] = True
-    extra = torch.zeros(spare, dtype=torch.int64)
-    columns = (torch.tensor(column) for column in (tree.tokens, tree.parents, tree.depths))
-    tokens, parents, depths = (torch.cat((column, extra)) for column in columns)
-    real = torch.arange(rows + spare) < rows
-    sound = torch.ones(1, dtype=torch.bool)
-    return DeviceTree(
-        tokens, parents, depths, torch.zeros(rows + spare), real, visible, sound, max(tree.depths)
-    )
 
 
 def logits_of(seed: int, *, pull: float = 3.0) -> Tensor:
@@ -150,6 +135,22 @@ def test_a_row_that_is_not_finite_is_not_entered() -> None:
     assert int(short.next_token) == TREE.tokens[rows[2]]
     logits[0, 0] = math.inf
     assert not device.walk(device_tree(TREE), logits, torch.tensor([9])).root_is_finite
+
+
+def test_a_greedy_walk_takes_as_many_operations_in_a_deep_tree_as_in_a_flat_one() -> None:
+    """Each is a launch on a card. Where sampling or penalties choose level by level, they grow with the depth."""
+    counts: dict[bool, list[int]] = {True: [], False: []}
+    for depth in (1, 15):
+        rows = range(depth)
+        chain = device_tree(DraftTree((0, *rows), (-1, *rows), (0, *(1 + row for row in rows)), (0.0,) * 16))
+        for greedy in counts:
+            device = DeviceSampler(VOCAB, CPU)
+            device.load(SamplingParams(temperature=0.0 if greedy else 1.0), PROMPT)
+            logits, place = torch.randn(depth + 1, VOCAB), torch.tensor([9])
+            with NoWaiting() as guard:
+                device.walk(chain, logits, place)
+            counts[greedy].append(guard.operations)
+    assert counts[True][0] == counts[True][1] < counts[False][0] < counts[False][1]
 
 
 def test_ids_outside_the_vocabulary_are_refused_or_harmless() -> None:

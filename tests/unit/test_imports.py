@@ -29,6 +29,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "widths",
         "drafting",
         "drafting.growth_rule",
+        "drafting.round_shapes",
         "limits",
         "engine",
         "engine.protocol",
@@ -83,7 +84,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "drafting.lookup",
             "drafting.shape_choice",
         ),
-        *("device", "device.noise", "device.tree", "device.walk", "device.round"),
+        *("device", "device.noise", "device.tree", "device.branch", "device.walk", "device.round"),
     ),
     "engine": (
         "engine.loop",
@@ -159,6 +160,8 @@ LIGHT = (
         "settings",
         "config.generation_defaults",
         "widths",
+        "drafting",
+        "drafting.round_shapes",
     ),
     *(
         "planning.backend",

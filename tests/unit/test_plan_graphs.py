@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from plan_cases import LLAMA
 
+from treeeagle_edge.drafting.round_shapes import rounds_within
 from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.planning import graph_bytes
 from treeeagle_edge.planning.card_shares import Card
@@ -68,11 +69,24 @@ def test_a_pass_that_unpacks_its_weights_has_room_for_the_largest() -> None:
     assert room[1] - room[0] > gate_up - 2 * 192 * 128 * 128 * 4
 
 
+def test_a_branch_adds_graphs_and_levels_but_no_rows() -> None:
+    """Nor slots: a shape with a branch has at most as many nodes as the largest tree."""
+    adaptive = TreeShape(4, 4, 32, adaptive=True)
+    without = replace(adaptive, lookup=False)
+    more = plan(adaptive).line("CUDA graphs").nbytes - plan(without).line("CUDA graphs").nbytes
+    shapes, levels = len(rounds_within(adaptive)) - len(rounds_within(without)), 15 - 4
+    assert shapes == 2
+    assert more == 2 * shapes * 12 * MB + levels * 3 * 8 * LLAMA.config.vocab_size
+    for name in ("KV", "workspace", "weights"):
+        assert plan(adaptive).line(name) == plan(without).line(name)
+    with_room_for_none = [plan(TreeShape(8, 1, 1, adaptive=True, lookup=look)) for look in (True, False)]
+    graphs = [made.line("CUDA graphs").nbytes for made in with_room_for_none]
+    assert graphs[0] - graphs[1] == 2 * 12 * MB  # one for a branch of a single token
+
+
 def test_it_counts_what_the_code_allocates() -> None:
     """Numbers repeated there, so that planning imports no torch, are those of the code that allocates."""
-    from treeeagle_edge.drafting.shape_choice import shapes_within
     from treeeagle_edge.kernels.triton import attention, operands
 
     assert operands.MAX_ROWS == graph_bytes.PACKED_ROWS
-    assert len(shapes_within(TreeShape(32, 64, 256, adaptive=True))) + 1 == graph_bytes.MOST_SHAPES
     assert attention.MAX_TILE == graph_bytes._TILE_ROWS

@@ -2,7 +2,8 @@
 
 Before a round the host writes one line of numbers, the `order`; after it, it reads one line, the `result`. In between
 lengths, slots and tokens are read from the device, so that the same operations, captured once, serve every round. Slots
-stay the host's to hand out (`kv/pool.py`): an order names those that the round may write to.
+stay the host's to hand out (`kv/pool.py`): an order names those that the round may write to. What the text repeats is
+looked up by the host, too: it knows the whole text before it gives an order, which takes the tokens along.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from treeeagle_edge.device.branch import with_branch
 from treeeagle_edge.device.tree import DeviceTree, grow, num_rows
 from treeeagle_edge.device.walk import DeviceSampler, DeviceWalk
+from treeeagle_edge.drafting.round_shapes import RoundShape
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv.store import KVStore
 from treeeagle_edge.limits import FEATURES_KEPT
@@ -23,8 +26,8 @@ from treeeagle_edge.model.protocols import DraftHead, TargetModel
 from treeeagle_edge.rounds import MAX_NODES, TreeShape
 from treeeagle_edge.tree import DraftTree
 
-_MAX_LEVELS = 33  # of a walk: the deepest tree and its root
-_NUMBERS = 3  # of an order, before its slots
+_MAX_LEVELS = 33  # of a walk: the deepest tree, or the longest branch, and its root
+_NUMBERS = 4  # of an order, before its slots
 _FLAGS = 3  # of a result, before the rows of its walk
 _COLUMNS = 4  # of a tree in a result
 
@@ -36,7 +39,8 @@ class Order:
     length: int  # tokens committed, hence the root's place
     root: int  # token id
     head_tokens: int  # leading tokens whose head rows are true
-    slots: Sequence[int]  # one for each row of the tree, the root's first
+    slots: Sequence[int]  # one for each row of the round, the root's first
+    looked_up: Sequence[int] = ()  # tokens that may follow the root, at most as many as the branch has rows
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Result:
     """What a round tells the host."""
 
     tree: DraftTree
+    places: tuple[int, ...]  # of the tree's rows among those of the round, some of which may hold no node
     walked: tuple[int, ...]  # rows of the tree, the root first
     next_token: int
     is_sound: bool  # False where the head's scores were not finite: nothing was drafted then
@@ -75,7 +80,7 @@ class DeviceRound:
         if head is not None:
             shape = (FEATURES_KEPT + 1, head.config.num_taps * head.config.target_hidden_size)
             self._features = torch.zeros(shape, dtype=target.kv_dtype, device=device)
-        self._order = torch.zeros(_NUMBERS + MAX_NODES + 1, dtype=torch.int64, device=device)
+        self._order = torch.zeros(_NUMBERS + MAX_NODES + _MAX_LEVELS, dtype=torch.int64, device=device)
         self._result = torch.zeros(
             _FLAGS + _MAX_LEVELS + _COLUMNS * (MAX_NODES + 1), dtype=torch.int64, device=device
         )
@@ -89,11 +94,9 @@ class DeviceRound:
         kept = () if self._features is None else (self._features,)
         return (self.table, self._tokens, *self.sampler.history, *kept)
 
-    def rows(self, shape: TreeShape | None) -> int:
-        """Rows of a round's verify pass, the root included; None is plain decoding."""
-        if shape is None or self.head is None:
-            return 1
-        return num_rows(shape, min(shape.branching, self.head.config.draft_vocab_size))
+    def rows(self, shape: RoundShape) -> int:
+        """Rows of a round's verify pass, the root included."""
+        return self._rows_of_tree(shape.tree) + shape.branch
 
     def load(self, tokens: Sequence[int], features: Tensor | None) -> None:
         """Begin with committed `tokens`, whose slots are in the table; `features` [1, taps * Ht] of the last one."""
@@ -110,24 +113,26 @@ class DeviceRound:
 
     def tell(self, order: Order) -> None:
         """Send an order ahead of its round; nothing waits."""
-        line = (order.length, order.root, order.head_tokens, *order.slots)
+        numbers = (order.length, order.root, order.head_tokens, len(order.looked_up))
+        line = (*numbers, *order.slots, *order.looked_up)
         self._order_here.numpy()[: len(line)] = line
         self._order.copy_(self._order_here, non_blocking=True)
 
-    def run(self, shape: TreeShape | None, extend_rows: int) -> None:
-        """The whole round for the order that was told: what a graph holds. `extend_rows`: features that may wait.
-
-        `shape` None decodes plainly.
-        """
+    def run(self, shape: RoundShape, extend_rows: int) -> None:
+        """The whole round for the order that was told: what a graph holds. `extend_rows`: features that may wait."""
         with torch.inference_mode():
-            length, root, head_tokens = self._order[:_NUMBERS].split(1)
-            slots = self._order[_NUMBERS : _NUMBERS + self.rows(shape)]
+            length, root, head_tokens, found = self._order[:_NUMBERS].split(1)
+            rows = self.rows(shape)
+            slots = self._order[_NUMBERS : _NUMBERS + rows]
             self.table.index_copy_(0, length, slots[:1])
             self._tokens.index_copy_(0, length, root)
-            if shape is None:
+            if shape.tree is None:
                 tree = DeviceTree.root_only(root)
             else:
-                tree = self._draft(length, root, head_tokens, shape, extend_rows)
+                tree = self._draft(length, root, head_tokens, shape.tree, extend_rows)
+            if shape.branch:
+                looked_up = self._order[_NUMBERS + rows : _NUMBERS + rows + shape.branch]
+                tree = with_branch(tree, looked_up, found)
             view = AttentionView(self.table, slots, tree.visible, length)
             output = self.target.forward(
                 tree.tokens, length + tree.depths, slots, view, self.store, self._taps
@@ -136,25 +141,25 @@ class DeviceRound:
             self._commit(tree, walk, length, slots, output.features)
             self._report(tree, walk)
 
-    def read(self, shape: TreeShape | None) -> Result:
+    def read(self, shape: RoundShape) -> Result:
         """Wait for the round and copy what it found: the one moment at which the host waits."""
-        rows, levels = self.rows(shape), 1 if shape is None else shape.depth + 1
+        rows, levels = self.rows(shape), shape.levels + 1
         count = _FLAGS + levels + _COLUMNS * rows
         here = self._result_here[:count]
         here.copy_(self._result[:count], non_blocking=True)
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         next_token, sound, finite = here[:_FLAGS].tolist()
-        walked = [row for row in here[_FLAGS : _FLAGS + levels].tolist() if row >= 0]
-        tokens, parents, depths, log_probs = here[_FLAGS + levels :].view(_COLUMNS, rows)
-        real = int((parents >= -1).sum())  # rows that hold no node are the last ones
-        tree = DraftTree(
-            tuple(tokens[:real].tolist()),
-            tuple(parents[:real].tolist()),
-            tuple(depths[:real].tolist()),
-            tuple(log_probs.view(torch.float64)[:real].tolist()),
-        )
-        return Result(tree, tuple(walked), next_token, bool(sound), bool(finite))
+        columns = here[_FLAGS + levels :].view(_COLUMNS, rows)
+        tree, places = _real_rows(columns, rows - shape.branch)
+        row_at = {place: row for row, place in enumerate(places)}
+        walked = tuple(row_at[place] for place in here[_FLAGS : _FLAGS + levels].tolist() if place >= 0)
+        return Result(tree, places, walked, next_token, bool(sound), bool(finite))
+
+    def _rows_of_tree(self, tree: TreeShape | None) -> int:
+        if tree is None or self.head is None:
+            return 1
+        return num_rows(tree, min(tree.branching, self.head.config.draft_vocab_size))
 
     def _draft(
         self, length: Tensor, root: Tensor, head_tokens: Tensor, shape: TreeShape, extend_rows: int
@@ -204,3 +209,23 @@ class DeviceRound:
         found = (*flags, walk.rows, tree.tokens, parents, tree.depths, tree.log_probs.view(torch.int64))
         line = torch.cat(found)
         self._result[: len(line)].copy_(line)
+
+
+def _real_rows(columns: Tensor, of_tree: int) -> tuple[DraftTree, tuple[int, ...]]:
+    """The rows that hold nodes as a tree of their own, and their places among all.
+
+    columns: [4, N] int64 tokens, parents, depths and log-probabilities, the parent of a row without a node being -2.
+    of_tree: how many rows come before those of the branch.
+    """
+    tokens, parents, depths, _ = columns.tolist()
+    log_probs = columns[3].view(torch.float64).tolist()
+    places = tuple(place for place, parent in enumerate(parents) if parent >= -1)
+    row_at = {place: row for row, place in enumerate(places)} | {-1: -1}
+    tree = DraftTree(
+        tuple(tokens[place] for place in places),
+        tuple(row_at[parents[place]] for place in places),
+        tuple(depths[place] for place in places),
+        tuple(log_probs[place] for place in places),
+        looked_up=sum(place >= of_tree for place in places),
+    )
+    return tree, places

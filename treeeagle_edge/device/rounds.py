@@ -13,7 +13,9 @@ import torch
 from treeeagle_edge.device.cuda_graphs import Runs
 from treeeagle_edge.device.round import DeviceRound, Order, Result
 from treeeagle_edge.device.tree import DeviceTree
-from treeeagle_edge.drafting.shape_choice import ShapeChoice
+from treeeagle_edge.drafting.lookup import Lookup, Match
+from treeeagle_edge.drafting.round_shapes import PLAIN, RoundShape
+from treeeagle_edge.drafting.shape_choice import Choice, OneShape, ShapeChoice
 from treeeagle_edge.engine.host_rounds import MOST_PENDING, cut, prefill_round
 from treeeagle_edge.engine.passes import Passes
 from treeeagle_edge.engine.protocol import Reading
@@ -36,14 +38,16 @@ class DeviceRounds:
         self._choices: dict[TreeShape, ShapeChoice] = {}
         self._depth = bounds.depth if bounds is not None else 1
 
-    def choice(self, bounds: TreeShape) -> ShapeChoice | None:
-        """What chooses shapes within `bounds`; None where they are one shape."""
-        if not bounds.adaptive:
-            return None
+    def choice(self, bounds: TreeShape | None) -> Choice:
+        """What chooses the shapes of rounds within `bounds`, None for plain decoding."""
+        if bounds is None or not bounds.adaptive:
+            return OneShape(RoundShape(bounds))
         return self._choices.setdefault(bounds, ShapeChoice(bounds))
 
     def extend_rows(self, shape: TreeShape | None) -> int:
-        """Features that may wait at the beginning of a round: as many as the round before it may have settled."""
+        """Features that may wait at the beginning of a round with a tree: as many as one before it usually settled.
+        Where more wait, after a branch or plain rounds, their head rows are written before it.
+        """
         return 1 + max(self._depth, 0 if shape is None else shape.depth)
 
 
@@ -57,16 +61,17 @@ class DeviceAnswer:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         shape: TreeShape | None,
+        choice: Choice,
     ) -> None:
-        """`sequence` uses the device's own table; `shape` None decodes plainly. Errors as `DeviceSampler.load`."""
+        """`sequence` uses the device's own table; `choice` is of shapes within `shape`, None for plain decoding."""
         self._rounds = rounds
         self._round = rounds.round
         self._sequence = sequence
         self._prompt_ids = prompt_ids
         self._params = params
-        self._shape = shape
-        self._choice = None if shape is None else rounds.choice(shape)
+        self._choice = choice
         self._extend_rows = rounds.extend_rows(shape)
+        self._lookup: Lookup | None = None  # of the text so far, made when it is first asked
 
     def first(self, limit: int, reading: Reading) -> Round:
         """See `AnswerRounds.first`."""
@@ -87,13 +92,15 @@ class DeviceAnswer:
 
     def next(self, root: int, limit: int) -> Round:
         """See `AnswerRounds.next`. Levels past the limit are drafted for nothing: a captured shape stays as it is."""
-        shape = self._choose() if limit > 1 else None
+        match = self._match(root, limit)
+        shape = self._choice.choose(match) if limit > 1 else PLAIN
         sequence, position = self._sequence, len(self._sequence)
-        if shape is not None and self._waiting() > self._extend_rows:
+        if shape.tree is not None and self._waiting() > self._extend_rows:
             self._flush_head()
         started = time.perf_counter()
         slots = sequence.borrow(self._round.rows(shape))
-        self._round.tell(Order(position, root, sequence.head_tokens, slots))
+        looked_up = match.tokens[: shape.branch] if match is not None else ()
+        self._round.tell(Order(position, root, sequence.head_tokens, slots, looked_up))
         prepared = self._run(shape)
         result = self._round.read(shape)
         seconds = time.perf_counter() - started
@@ -102,7 +109,7 @@ class DeviceAnswer:
         tree, walked = result.tree, result.walked
         ids, reason = cut([*(tree.tokens[row] for row in walked[1:]), result.next_token], self._params, limit)
         kept = walked[: len(ids) + 1]  # the root, and walked nodes whose token was not cut away
-        sequence.settle([tree.tokens[row] for row in kept], [slots[row] for row in kept])
+        sequence.settle([tree.tokens[row] for row in kept], [slots[result.places[row]] for row in kept])
         self._book_head(shape, result, position)
         settled = Round(
             ids=ids,
@@ -118,32 +125,44 @@ class DeviceAnswer:
             finish_reason=reason,
             draft_failures=int(not result.is_sound),
         )
-        if self._choice is not None and limit > 1:  # the last token is never drafted for, whatever that costs
-            self._choice.learn(shape, settled)
+        if limit > 1:  # the last token is never drafted for, whatever that costs
+            self._choice.learn(shape, settled, match)
             if not prepared:
                 self._choice.time(shape, seconds)
+        if self._lookup is not None:
+            self._lookup.extend(ids)
         return settled
 
     def close(self, *, clean: bool) -> None:
         """See `AnswerRounds.close`."""
-        if clean and self._shape is not None:
+        if clean and self._sequence.with_head:
             self._flush_head()
         self._sequence.close()
         self._rounds.is_lent = False
 
-    def _run(self, shape: TreeShape | None) -> bool:
+    def _match(self, root: int, limit: int) -> Match | None:
+        """What the text, which ends with `root`, suggests itself, up to a token that would end the answer."""
+        most = min(self._choice.most_looked_up, limit - 1)
+        if most < 1:
+            return None
+        if self._lookup is None:
+            self._lookup = Lookup([*self._prompt_ids, root])
+        match = self._lookup.match(most)
+        if match is None:
+            return None
+        stops = (place for place, token in enumerate(match.tokens) if token in self._params.stop_ids)
+        return Match(match.length, match.tokens[: next(stops, most) + 1])
+
+    def _run(self, shape: RoundShape) -> bool:
         key = (shape, self._extend_rows, self._round.sampler.kind, current_backend())
         return self._rounds.runs.run(
             key, lambda: self._round.run(shape, self._extend_rows), self._round.state
         )
 
-    def _choose(self) -> TreeShape | None:
-        return self._shape if self._choice is None else self._choice.choose()
-
-    def _book_head(self, shape: TreeShape | None, result: Result, position: int) -> None:
+    def _book_head(self, shape: RoundShape, result: Result, position: int) -> None:
         """Which head rows are true now: drafting wrote those that waited, the root's, at `position`, the last."""
         sequence = self._sequence
-        if shape is not None:
+        if shape.tree is not None:
             sequence.head_tokens = position + 1
             if not result.is_sound:
                 assert self._round.head is not None

@@ -22,7 +22,9 @@ _NOTHING = float("-inf")
 
 @dataclass(frozen=True)
 class DeviceTree:
-    """A `tree.DraftTree` as tensors, in the same order, with rows that hold no node at its end."""
+    """A `tree.DraftTree` as tensors, in the same order. Rows that hold no node come last, or last before a branch, and
+    at the end of the branch (`device.branch`).
+    """
 
     tokens: Tensor  # [N] int64, the root first
     parents: Tensor  # [N] int64, -1 for the root

@@ -109,6 +109,8 @@ class DeviceSampler:
         peaks, best = logits.max(dim=-1)
         finite = torch.isfinite(peaks)  # NaN and +inf both surface in the maximum
         enterable = tree.real & finite
+        if self.kind.takes_the_largest:
+            return _walk_at_once(tree, best, enterable, finite[:1])
         steps = tree.levels + 1
         noise: Tensor | None = None
         if not self.kind.greedy:
@@ -119,11 +121,8 @@ class DeviceSampler:
         next_token = torch.zeros_like(root_position)
         rows = []
         for step in range(steps):
-            if self.kind.takes_the_largest:
-                token = best[row]
-            else:
-                token = self._choose(logits[row][0], None if noise is None else noise[step])
-                self._observe(token, alive)
+            token = self._choose(logits[row][0], None if noise is None else noise[step])
+            self._observe(token, alive)
             next_token = torch.where(alive, token, next_token)
             rows.append(row.masked_fill(~alive, -1))
             child = (tree.parents == row) & (tree.tokens == token) & enterable
@@ -170,3 +169,23 @@ class DeviceSampler:
         if self.kind.remembers:
             for counts in self.history:
                 counts.index_add_(0, token, alive.float())
+
+
+def _walk_at_once(tree: DeviceTree, chosen: Tensor, enterable: Tensor, root_is_finite: Tensor) -> DeviceWalk:
+    """The walk where every row's choice is known beforehand: as many operations for a deep tree as for a flat one.
+
+    chosen: [N] int64, the token of each row's choice; enterable: [N] bool. A row is walked where it and all its
+    ancestors are what their parents chose; of twins the first one is.
+    """
+    count = len(tree.tokens)
+    index = torch.arange(count, device=tree.tokens.device)
+    follows = enterable & (tree.tokens == chosen[tree.parents.clamp(min=0)])
+    earlier = (index[:, None] > index) & (tree.parents[:, None] == tree.parents)
+    follows = (follows & ~(earlier & follows).any(dim=1)) | (index == 0)
+    walked = ~(tree.visible & ~follows).any(dim=1)
+    # one row a level is walked; the others go to a line of their own
+    line = tree.depths.masked_fill(~walked, tree.levels + 1)
+    rows = torch.full((tree.levels + 2,), -1, dtype=torch.int64, device=index.device)
+    rows.index_copy_(0, line, index)
+    last = (tree.depths * count + index).masked_fill(~walked, 0).amax(dim=0, keepdim=True) % count
+    return DeviceWalk(rows[:-1], chosen[last], root_is_finite)

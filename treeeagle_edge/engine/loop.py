@@ -14,7 +14,8 @@ from treeeagle_edge.device.round import DeviceRound
 from treeeagle_edge.device.rounds import DeviceAnswer, DeviceRounds
 from treeeagle_edge.drafting.controller import Controller
 from treeeagle_edge.drafting.costs import CostTable
-from treeeagle_edge.drafting.shape_choice import shapes_within
+from treeeagle_edge.drafting.round_shapes import rounds_within
+from treeeagle_edge.drafting.shape_choice import Choice, OneShape
 from treeeagle_edge.engine.calibrate import measure_costs
 from treeeagle_edge.engine.host_rounds import AnswerRounds, HostRounds
 from treeeagle_edge.engine.passes import Passes
@@ -83,7 +84,7 @@ class Engine:
             self.tree = None
         if on_device:
             self._device = self._on_device(slots, graphs)
-            self._try_shapes()
+            self._try_shapes(self._device)
         elif self.tree is not None and self.tree.adaptive:
             costs = costs or measure_costs(self._passes, self._pool, context, self.tree)
             self._controller = Controller(costs)
@@ -153,8 +154,12 @@ class Engine:
         reuse_prefix: bool = True,
         tree: TreeShape | None = None,
         reading: Reading = unwatched,
+        choice: Choice | None = None,
     ) -> Generator[Round]:
         """See `TokenEngine.generate`. An answer ends at a stop id, at max_tokens, or at the end of the context.
+
+        choice: of the shapes of rounds on the device, in place of its own, for trials and checks. No shape may have
+        more nodes than the tree.
 
         What was settled is kept for the next prompt. Raises InputError for an empty prompt or one that leaves no room
         in the context, UsageError for a `tree` that does not fit, CannotRunError where a card's memory runs out.
@@ -167,7 +172,7 @@ class Engine:
         self._check_prompt(prompt_ids)
         limit = min(params.max_tokens or self.context, self.context - len(prompt_ids))
         with self._turn:
-            rounds = self._begin(prompt_ids, params, shape, reuse=reuse_prefix)
+            rounds = self._begin(prompt_ids, params, shape, choice, reuse=reuse_prefix)
         clean = False
         try:
             with self._turn:
@@ -217,7 +222,13 @@ class Engine:
             )
 
     def _begin(
-        self, prompt_ids: Sequence[int], params: SamplingParams, shape: TreeShape | None, *, reuse: bool
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        shape: TreeShape | None,
+        choice: Choice | None,
+        *,
+        reuse: bool,
     ) -> AnswerRounds:
         """One answer's rounds: led by the device where its buffers are free, else by the host. Errors as `Sampler`."""
         with_head, device = shape is not None and self.has_head, self._device
@@ -225,7 +236,7 @@ class Engine:
             device.round.sampler.load(params, prompt_ids)
             sequence = self._open(prompt_ids, with_head=with_head, reuse=reuse, table=device.round.table)
             device.is_lent = True
-            return DeviceAnswer(device, sequence, prompt_ids, params, shape)
+            return DeviceAnswer(device, sequence, prompt_ids, params, shape, choice or device.choice(shape))
         target = self.target
         choose = target.choose_token if isinstance(target, ChoosingTarget) else choose_token
         sampler = Sampler(params, prompt_ids, target.config.vocab_size, target.device, choose)
@@ -252,25 +263,19 @@ class Engine:
         capture = (CudaCapture(device) if graphs else None) if isinstance(graphs, bool) else graphs
         scratch = torch.arange(slots, slots + MAX_EXPANSIONS, device=device)
         round_ = DeviceRound(self.target, self.head, self._passes.store, scratch, context=self.context)
-        shapes = () if self.tree is None else shapes_within(self.tree) if self.tree.adaptive else (self.tree,)
-        runs = Runs(capture, device, CAPTURED_KINDS * (len(shapes) + 1))  # and plain decoding
+        runs = Runs(capture, device, CAPTURED_KINDS * len(rounds_within(self.tree)))
         return DeviceRounds(self._passes, round_, runs, self.tree)
 
-    def _try_shapes(self) -> None:
+    def _try_shapes(self, device: DeviceRounds) -> None:
         """Before the first answer: capture and time every shape that a round may have, on a made-up prompt."""
-        assert self._device is not None
-        choice = None if self.tree is None else self._device.choice(self.tree)
-        if choice is None and not self._device.runs.captures:
+        if not device.runs.captures and not (self.tree is not None and self.tree.adaptive):
             return
-        shapes = (self.tree,) if choice is None else choice.shapes
-        vocab = self.target.config.vocab_size
+        choice, vocab = device.choice(self.tree), self.target.config.vocab_size
         prompt = [i % vocab for i in range(1, min(_TRIAL_TOKENS, self.context // 2) + 1)]
-        for shape in dict.fromkeys((*shapes, None)):
-            rounds = self.generate(prompt, SamplingParams(), speculate=shape is not None, tree=shape)
-            with closing(rounds):
+        for shape in rounds_within(self.tree):
+            with closing(self.generate(prompt, SamplingParams(), choice=OneShape(shape))) as rounds:
                 for settled in islice(rounds, 2, 1 + _TRIAL_ROUNDS):
-                    if choice is not None:
-                        choice.time(shape, settled.verify_s)
+                    choice.time(shape, settled.verify_s)
         self.reset()
 
 

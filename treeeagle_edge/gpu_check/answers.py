@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from treeeagle_edge.drafting.shape_choice import OneShape
 from treeeagle_edge.engine.loop import Engine
+from treeeagle_edge.errors import CannotRunError
+from treeeagle_edge.gpu_check.models import ScriptedHead
+from treeeagle_edge.gpu_check.probe import Probe
 from treeeagle_edge.gpu_check.sizes import Sizes
+from treeeagle_edge.gpu_check.timing import GRAPH, wait
 from treeeagle_edge.model.protocols import DraftHead
 from treeeagle_edge.model.target import Target
 from treeeagle_edge.rounds import Round
 from treeeagle_edge.sampling_params import SamplingParams
+
+HOST = "led by the host"
+RIGHT = 2  # levels that the scripted head of `engine_led` drafts right
 
 
 def prompt_of(target: Target, tokens: int) -> list[int]:
@@ -50,6 +59,21 @@ def engine_of(
     )
 
 
+def engine_led(probe: Probe, target: Target, how: str, text: Sequence[int]) -> Engine:
+    """An engine that runs rounds in the way `how`, with a head that drafts `text`.
+
+    Raises CannotRunError for graphs without CUDA, RuntimeError where capturing a graph failed.
+    """
+    if how == GRAPH and probe.device.type != "cuda":
+        raise CannotRunError("CUDA graphs need a CUDA device", "run this on the machine with the card")
+    places = probe.sizes.context + probe.sizes.tree_rows
+    head = ScriptedHead(probe.head(), script_of(text, target, places), RIGHT)
+    engine = engine_of(target, head, probe.sizes, on_device=how != HOST, graphs=how == GRAPH)
+    if how == GRAPH and engine.notes:
+        raise RuntimeError(engine.notes[0])
+    return engine
+
+
 def answer(
     engine: Engine, prompt: Sequence[int], tokens: int, *, speculate: bool
 ) -> tuple[list[int], list[Round]]:
@@ -58,6 +82,21 @@ def answer(
     params = SamplingParams(temperature=0.0, max_tokens=tokens)
     rounds = list(engine.generate(prompt, params, speculate=speculate, reuse_prefix=False))
     return [token for one in rounds for token in one.ids], rounds
+
+
+def timed(
+    probe: Probe, engine: Engine, prompt: Sequence[int], choice: OneShape | None = None
+) -> tuple[float, list[Round]]:
+    """Seconds of one greedy answer after its first token, and its rounds."""
+    engine.reset()
+    params = SamplingParams(max_tokens=probe.sizes.answer)
+    rounds = engine.generate(prompt, params, reuse_prefix=False, choice=choice)
+    settled = [next(rounds)]
+    wait(probe.device)
+    started = time.perf_counter()
+    settled += rounds
+    wait(probe.device)
+    return time.perf_counter() - started, settled
 
 
 def tokens_per_round(rounds: Sequence[Round]) -> float:

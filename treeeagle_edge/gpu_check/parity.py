@@ -16,7 +16,7 @@ from treeeagle_edge.planning.known_models import usual_head
 
 EXACT = "exact"
 _RIGHT = 2  # levels that the scripted head drafts right
-_TIE = 0.25  # logits (their deviation is about 1): rounding to 16 bits in dozens of layers may change so much
+TIE = 0.25  # logits (their deviation is about 1): rounding to 16 bits in dozens of layers may change so much
 
 
 def check_parity(probe: Probe, finding: Finding) -> None:
@@ -90,7 +90,7 @@ class _Parity:
         result = f"{OK}: a tie that rounding decides"
         if self._strict:
             result = self._finding.fail("the texts differ, which must not happen here")
-        elif margin > _TIE:
+        elif margin > TIE:
             result = self._finding.fail(
                 f"the texts differ by {margin:.2f} logits, more than rounding explains"
             )

@@ -7,45 +7,54 @@ than the first ones.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from statistics import median
 
 import torch
 
 from treeeagle_edge.engine.loop import Engine
-from treeeagle_edge.errors import CannotRunError
-from treeeagle_edge.gpu_check.answers import engine_of, prompt_of, script_of, tokens_per_round
+from treeeagle_edge.gpu_check.answers import HOST, engine_led, prompt_of, timed, tokens_per_round
+from treeeagle_edge.gpu_check.branches import BRANCHES, branched
 from treeeagle_edge.gpu_check.memory import allocator
-from treeeagle_edge.gpu_check.models import FREE, LED, ScriptedHead
+from treeeagle_edge.gpu_check.models import FREE, LED
 from treeeagle_edge.gpu_check.probe import Finding, Probe, Row
-from treeeagle_edge.gpu_check.timing import EAGER, GRAPH, wait
+from treeeagle_edge.gpu_check.timing import EAGER, GRAPH
 from treeeagle_edge.hardware.memory_watch import MemoryWatch
 from treeeagle_edge.kernels.dispatch import use_backend
-from treeeagle_edge.model.target import Target
 from treeeagle_edge.sampling_params import SamplingParams
 
-HOST = "led by the host"
-_RIGHT = 2  # levels that the scripted head drafts right
+TREE = "tree"
 _REPETITIONS = 3
 _SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, top_k=50, repetition_penalty=1.1, seed=7)
 _COLUMNS = (
-    *("tokens/round", "round us", "tokens/s", "same text", "rounds", "new bytes"),
+    *("tokens/round", "round us", "tokens/s", "same text", "looked up", "right", "rounds", "new bytes"),
     # two graphs, what they share, and what the driver keeps of them
     *("graphs", "pool bytes", "driver bytes"),
 )
 
 
 def check_rounds(probe: Probe, finding: Finding) -> None:
-    """Check and time rounds: a row for each attention and way of running them.
+    """Check and time rounds: a row for each attention and way of running them, first with branches, over the best
+    attention alone, then with trees.
 
     Time that is left over goes to counting memory.
     """
+
+    def attempt(name: str, how: str, drafts: str, work: Callable[[], Row]) -> None:
+        row = {"attention": name, "how": how, "drafts": drafts, **dict.fromkeys(_COLUMNS)}
+        probe.attempt(finding, row, work)
+
+    best = probe.backends()[-1]
+    for drafts in BRANCHES:
+        before: list[int] = []  # what rounds one by one said
+        for how in (EAGER, GRAPH):
+            attempt(best, how, drafts, partial(branched, probe, finding, best, how, drafts, before))
     texts: dict[str, list[int]] = {}  # way -> the ids of a free target, greedy and sampled
     for name in probe.backends():
         for how in (HOST, EAGER, GRAPH):
-            row = {"attention": name, "how": how, **dict.fromkeys(_COLUMNS)}
             stop = time.perf_counter() + probe.left / 3
-            probe.attempt(finding, row, partial(_measured, probe, finding, name, how, texts, stop))
+            attempt(name, how, TREE, partial(_measured, probe, finding, name, how, texts, stop))
 
 
 def _measured(
@@ -61,9 +70,10 @@ def _measured(
             found |= {"graphs": 2, "pool bytes": pool, "driver bytes": _driver_bytes(probe.device) - before}
         times, settled = [], 0.0
         for repetition in range(_REPETITIONS + 1):  # the first warms up
-            seconds, rounds, settled = _timed(probe, engine, prompt)
+            seconds, rounds = timed(probe, engine, prompt)
+            settled = tokens_per_round(rounds)
             if repetition:
-                times.append(seconds / rounds)
+                times.append(seconds / (len(rounds) - 1))
         found |= {
             "tokens/round": settled,
             "round us": 1e6 * median(times),
@@ -82,33 +92,18 @@ def _driver_bytes(device: torch.device) -> int:
     return total - free - torch.cuda.memory_reserved(device)
 
 
-def _engine(probe: Probe, target: Target, how: str, text: list[int]) -> Engine:
-    """An engine that runs rounds in the way `how`, with a head that drafts `text`.
-
-    Raises CannotRunError for graphs without CUDA, RuntimeError where capturing a graph failed.
-    """
-    if how == GRAPH and probe.device.type != "cuda":
-        raise CannotRunError("CUDA graphs need a CUDA device", "run this on the machine with the card")
-    places = probe.sizes.context + probe.sizes.tree_rows
-    head = ScriptedHead(probe.head(), script_of(text, target, places), _RIGHT)
-    engine = engine_of(target, head, probe.sizes, on_device=how != HOST, graphs=how == GRAPH)
-    if how == GRAPH and engine.notes:
-        raise RuntimeError(engine.notes[0])
-    return engine
-
-
 def _led(probe: Probe, how: str) -> tuple[Engine, list[int]]:
     """An engine whose text counts upwards, so that the script decides how many tokens a round gives; and a prompt."""
     target = probe.model(probe.sizes.main).target(LED, probe.sizes.context)
     prompt = prompt_of(target, probe.sizes.prompt)
-    return _engine(probe, target, how, prompt), prompt
+    return engine_led(probe, target, how, prompt), prompt
 
 
 def _said(probe: Probe, how: str) -> list[int]:
     """Ids of two answers of a free target: a greedy one, and one with every kind of sampling."""
     target = probe.model(probe.sizes.main).target(FREE, probe.sizes.context)
     prompt = prompt_of(target, probe.sizes.prompt)
-    engine = _engine(probe, target, how, prompt)
+    engine = engine_led(probe, target, how, prompt)
     ids: list[int] = []
     for params in (SamplingParams(), _SAMPLED):
         engine.reset()
@@ -138,23 +133,11 @@ def _compared(finding: Finding, how: str, texts: dict[str, list[int]]) -> str:
     return f"other rows a pass, other rounding: they part at token {at}"
 
 
-def _timed(probe: Probe, engine: Engine, prompt: list[int]) -> tuple[float, int, float]:
-    """One greedy answer after its first token: seconds, rounds, tokens per round."""
-    engine.reset()
-    rounds = engine.generate(prompt, SamplingParams(max_tokens=probe.sizes.answer), reuse_prefix=False)
-    settled = [next(rounds)]
-    wait(probe.device)
-    started = time.perf_counter()
-    settled += rounds
-    wait(probe.device)
-    return time.perf_counter() - started, len(settled) - 1, tokens_per_round(settled)
-
-
 def _watched(probe: Probe, finding: Finding, engine: Engine, prompt: list[int], stop: float) -> Row:
     """How much more the allocator holds after many rounds than after the first answers."""
     before, rounds = allocator(probe.device), 0
     while rounds < probe.sizes.rounds and time.perf_counter() < stop:
-        rounds += _timed(probe, engine, prompt)[1]
+        rounds += len(timed(probe, engine, prompt)[1]) - 1
     after = allocator(probe.device)
     found: Row = {"rounds": rounds}
     if before is None or after is None:

@@ -57,7 +57,7 @@ PLAN = (
     SectionPlan("attention", "Attention by context", 45),
     SectionPlan("speed", "Tokens per second at simulated acceptance", 60),
     SectionPlan("graphs", "CUDA graphs of a verify pass", 30),
-    SectionPlan("rounds", "Rounds on the device, and as CUDA graphs", 75),
+    SectionPlan("rounds", "Rounds on the device, and as CUDA graphs", 90),
     SectionPlan("linears-2", "Products with the second model's weights", 45),
     SectionPlan("products", "Which kernel multiplies", 25),
     SectionPlan("memory", "No allocation over a thousand rounds", 75),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from treeeagle_edge.drafting.round_shapes import rounds_within
 from treeeagle_edge.head_config import HeadConfig
 from treeeagle_edge.limits import CAPTURED_KINDS, FEATURES_KEPT
 from treeeagle_edge.model_config import ModelConfig
@@ -15,10 +16,10 @@ from treeeagle_edge.planning.torch_bytes import (
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.widths import Widths
 
-MOST_SHAPES = 6  # captured for an adaptive tree, plain decoding among them
 PACKED_ROWS = 64  # beyond them a product may unpack its 4-bit weight
 
-# what the driver keeps of a graph with a thousand launches: an allowance, not a measurement
+# what the driver keeps of a graph with a thousand launches: an allowance, not a measurement, in which the lines of some
+# kilobytes that host and device exchange are lost
 _EACH_GRAPH = 12 * 10**6
 # workspace of cuBLAS on the stream of the captures: 32 MB on the newest cards, 8 on the others
 _CUBLAS = 32 * 2**20
@@ -38,16 +39,17 @@ def graph_bytes(
     """
     taps = head.num_taps * head.target_hidden_size if head is not None else 0
     buffers = (FEATURES_KEPT + 1) * taps * compute_bytes(widths.layers) + _TOKEN_BYTES * model.vocab_size
-    shapes = 1 if tree is None else MOST_SHAPES if tree.adaptive else 2
-    graphs = CAPTURED_KINDS * shapes * _EACH_GRAPH + _CUBLAS
+    graphs = CAPTURED_KINDS * len(rounds_within(tree)) * _EACH_GRAPH + _CUBLAS
     return buffers + graphs + _pool_bytes(model, head, widths, tree, device)
 
 
 def _pool_bytes(
     model: ModelConfig, head: HeadConfig | None, widths: Widths, tree: TreeShape | None, device: str
 ) -> int:
-    """What is alive at once in the widest moment of a round."""
-    rows, levels = verify_rows(tree), 1 if tree is None else tree.depth + 1
+    """What is alive at once in the widest moment of a round. A branch takes rows that a larger tree would have; its
+    walk may have more levels than any tree's.
+    """
+    rows, levels = verify_rows(tree), 1 + max(shape.levels for shape in rounds_within(tree))
     attention = 2 * _PROCESSORS * _TILE_ROWS * model.head_dim * 4
     unpacked = unpacked_bytes(model, head, widths) if rows > PACKED_ROWS else 0
     noise = _NOISE_COPIES * 8 * levels * model.vocab_size
