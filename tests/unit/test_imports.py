@@ -91,6 +91,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "engine.passes",
         "engine.calibrate",
         "engine.host_rounds",
+        "engine.device_start",
         "device.rounds",
         "device.cuda_graphs",
     ),

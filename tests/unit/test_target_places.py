@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from treeeagle_edge.engine import loop as engine_module
+from treeeagle_edge.engine import device_start
 from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.kernels.tree_view import TreeView
 from treeeagle_edge.kernels.view import AttentionView, BatchView
@@ -243,10 +243,10 @@ def test_activations_have_the_dtype_that_every_card_has(monkeypatch: pytest.Monk
 
 def test_rounds_stay_on_the_device_only_where_all_layers_lie_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = torch.device("cuda:0"), torch.device("cuda:1")
-    monkeypatch.setattr(engine_module, "serving", lambda operation: "triton")
+    monkeypatch.setattr(device_start, "serving", lambda operation: "triton")
     for layers, stays in (((one, one), True), ((one, other), False), ((other, other), False)):
         target: Any = SimpleNamespace(device=one, layer_devices=layers)
-        assert engine_module.can_stay_on_device(target) == stays
+        assert device_start.can_stay_on_device(target) == stays
 
 
 def test_views_move_as_what_they_are() -> None:

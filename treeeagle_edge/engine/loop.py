@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from contextlib import closing
-from itertools import islice
 from threading import RLock
 
 import torch
 
-from treeeagle_edge.device.cuda_graphs import Capture, CudaCapture, Runs
-from treeeagle_edge.device.round import DeviceRound
+from treeeagle_edge.device.cuda_graphs import Capture
 from treeeagle_edge.device.rounds import DeviceAnswer, DeviceRounds
 from treeeagle_edge.drafting.controller import Controller
 from treeeagle_edge.drafting.costs import CostTable
-from treeeagle_edge.drafting.round_shapes import rounds_within
-from treeeagle_edge.drafting.shape_choice import Choice, OneShape
+from treeeagle_edge.drafting.shape_choice import Choice
 from treeeagle_edge.engine.calibrate import measure_costs
+from treeeagle_edge.engine.device_start import can_stay_on_device, device_rounds, try_shapes
 from treeeagle_edge.engine.host_rounds import AnswerRounds, HostRounds
 from treeeagle_edge.engine.passes import Passes
 from treeeagle_edge.engine.protocol import Reading, unwatched
 from treeeagle_edge.errors import CannotRunError, InputError, UsageError
-from treeeagle_edge.kernels.dispatch import TRITON, serving
 from treeeagle_edge.kv.pool import KVPool, PoolUsage
 from treeeagle_edge.kv.sequence import LiveSequence
-from treeeagle_edge.limits import CAPTURED_KINDS, MAX_EXPANSIONS
+from treeeagle_edge.limits import MAX_EXPANSIONS
 from treeeagle_edge.model.protocols import ChoosingTarget, DraftHead, TargetModel
 from treeeagle_edge.model.target import exact_rows
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.sampling import Sampler, choose_token
 from treeeagle_edge.sampling_params import SamplingParams
-
-_TRIAL_TOKENS = 48  # of the made-up prompt on which rounds are captured and timed
-_TRIAL_ROUNDS = 4  # of each shape; the first one captures, the others are timed
 
 
 class Engine:
@@ -83,8 +76,15 @@ class Engine:
         if head is None and (on_device or not may_look_up(target, tree)):
             self.tree = None
         if on_device:
-            self._device = self._on_device(slots, graphs)
-            self._try_shapes(self._device)
+            self._device = device_rounds(self._passes, self.tree, slots=slots, context=context, graphs=graphs)
+            try_shapes(
+                self._device,
+                self.tree,
+                lambda ids, choice: self.generate(ids, SamplingParams(), choice=choice),
+                vocab=target.config.vocab_size,
+                context=context,
+            )
+            self.reset()
         elif self.tree is not None and self.tree.adaptive:
             costs = costs or measure_costs(self._passes, self._pool, context, self.tree)
             self._controller = Controller(costs)
@@ -256,37 +256,9 @@ class Engine:
             table=table,
         )
 
-    def _on_device(self, slots: int, graphs: bool | Capture | None) -> DeviceRounds:
-        device = self.target.device
-        if graphs is None:
-            graphs = device.type == "cuda"
-        capture = (CudaCapture(device) if graphs else None) if isinstance(graphs, bool) else graphs
-        scratch = torch.arange(slots, slots + MAX_EXPANSIONS, device=device)
-        round_ = DeviceRound(self.target, self.head, self._passes.store, scratch, context=self.context)
-        runs = Runs(capture, device, CAPTURED_KINDS * len(rounds_within(self.tree)))
-        return DeviceRounds(self._passes, round_, runs, self.tree)
-
-    def _try_shapes(self, device: DeviceRounds) -> None:
-        """Before the first answer: capture and time every shape that a round may have, on a made-up prompt."""
-        if not device.runs.captures and not (self.tree is not None and self.tree.adaptive):
-            return
-        choice, vocab = device.choice(self.tree), self.target.config.vocab_size
-        prompt = [i % vocab for i in range(1, min(_TRIAL_TOKENS, self.context // 2) + 1)]
-        for shape in rounds_within(self.tree):
-            with closing(self.generate(prompt, SamplingParams(), choice=OneShape(shape))) as rounds:
-                for settled in islice(rounds, 2, 1 + _TRIAL_ROUNDS):
-                    choice.time(shape, settled.verify_s)
-        self.reset()
-
 
 def may_look_up(target: TargetModel, tree: TreeShape | None) -> bool:
     """Whether trees may be of what the text repeats alone, without a head: where the size is chosen each round, and
     the text stays that of plain decoding to the last bit.
     """
     return tree is not None and tree.adaptive and tree.lookup and target.batch_invariant
-
-
-def can_stay_on_device(target: TargetModel) -> bool:
-    """Whether the device can lead rounds: CUDA, all layers on one card, an attention that reads lengths there."""
-    one_card = set(target.layer_devices) == {target.device}
-    return target.device.type == "cuda" and one_card and serving("attention") == TRITON
