@@ -39,14 +39,16 @@ int te_head_matrix(te_head* head, int32_t name, int32_t format, int32_t source, 
     need(head, "head");
     Head& h = head->head;
     const HeadConfig& c = h.config;
+    Team& team = h.target.team;
+    const std::lock_guard<std::mutex> lock(head->owner.busy);
     Matrix* to = nullptr;
     int64_t n = 0, k = 0;
-    if (name == TE_FC) return fill_matrix(h.fc, format, source, data, bytes, c.layer.hidden, c.feature_width);
-    if (name == TE_LM_HEAD) return fill_matrix(h.lm_head, format, source, data, bytes, c.vocabulary, c.layer.hidden);
+    if (name == TE_FC) return fill_matrix(team, h.fc, format, source, data, bytes, c.layer.hidden, c.feature_width);
+    if (name == TE_LM_HEAD) return fill_matrix(team, h.lm_head, format, source, data, bytes, c.vocabulary, c.layer.hidden);
     if (name == TE_EMBEDDING)
-      return fill_matrix(h.embedding, format, source, data, bytes, h.target.config.vocabulary, c.layer.hidden);
+      return fill_matrix(team, h.embedding, format, source, data, bytes, h.target.config.vocabulary, c.layer.hidden);
     if (!layer_matrix(h.layer, c.layer, name, to, n, k)) refuse("a head has no matrix %d", name);
-    fill_matrix(*to, format, source, data, bytes, n, k);
+    fill_matrix(team, *to, format, source, data, bytes, n, k);
   });
 }
 
@@ -171,9 +173,9 @@ int te_matmul(te_team* team, int32_t format, int32_t source, const void* data, i
     need_between(rows, 1, 4096, "rows");
     need_between(n, 1, 1 << 24, "n");
     need_between(k, kBlock, 1 << 20, "k");
-    Matrix matrix;
-    fill_matrix(matrix, format, source, data, bytes, n, k);
     const std::lock_guard<std::mutex> lock(team->busy);
+    Matrix matrix;
+    fill_matrix(team->team, matrix, format, source, data, bytes, n, k);
     LayerShape shape = checked_shape(kBlock, kBlock, kBlock, 1, 1, kBlock, 0.0f, 1.0f);
     Workspace space(shape, team->kernels, team->team.size(), rows, k);
     team->team.run(Product(team->kernels, space, matrix.weight, x, y, rows));
@@ -221,8 +223,9 @@ int te_unpack(int32_t format, int32_t source, const void* data, int64_t bytes, i
     need(out, "out");
     need_between(n, 1, 1 << 24, "n");
     need_between(k, kBlock, 1 << 20, "k");
+    Team alone(1, 0);
     Matrix matrix;
-    fill_matrix(matrix, format, source, data, bytes, n, k);
+    fill_matrix(alone, matrix, format, source, data, bytes, n, k);
     for (int64_t r = 0; r < n; ++r) unpack_row(matrix.weight, r, out + r * k);
   });
 }

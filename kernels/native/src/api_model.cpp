@@ -51,8 +51,9 @@ int te_model_matrix(te_model* model, int64_t layer, int32_t name, int32_t format
     need(model, "model");
     Model& m = model->model;
     const ModelConfig& c = m.config;
+    const std::lock_guard<std::mutex> lock(model->owner.busy);
     if (name == TE_EMBEDDING || name == TE_LM_HEAD) {
-      fill_matrix(name == TE_EMBEDDING ? m.embedding : m.lm_head, format, source, data, bytes, c.vocabulary, c.layer.hidden,
+      fill_matrix(m.team, name == TE_EMBEDDING ? m.embedding : m.lm_head, format, source, data, bytes, c.vocabulary, c.layer.hidden,
                   true);
       return;
     }
@@ -60,7 +61,7 @@ int te_model_matrix(te_model* model, int64_t layer, int32_t name, int32_t format
     Matrix* to = nullptr;
     int64_t n = 0, k = 0;
     if (!layer_matrix(m.layers[static_cast<size_t>(layer)], c.layer, name, to, n, k)) refuse("a model has no matrix %d", name);
-    fill_matrix(*to, format, source, data, bytes, n, k);
+    fill_matrix(m.team, *to, format, source, data, bytes, n, k);
   });
 }
 

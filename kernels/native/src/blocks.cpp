@@ -181,7 +181,7 @@ void pack_float_rows(const Weight& w, uint8_t* data, const float* src, int64_t r
 // that the products differ by |e| |x| at most. Beside this there is rounding, in either product and in adding the bound: less than
 // (blocks + 8) units of 2^-24 of the sum of |products of a block|, which is at most |w| |x|, again by Cauchy and Schwarz.
 // Twice as much is added, which also covers the terms of higher order and the rounding here.
-void split_tile(const Weight& from, Weight& to, uint8_t* data, int64_t tile, int64_t channels) {
+float split_tile(const Weight& from, const Weight& to, uint8_t* data, int64_t tile, int64_t channels) {
   uint8_t* const upper = data + tile * to.tile_bytes;
   uint8_t* const low = data + (to.low(tile) - to.data);
   double lacking[kTile] = {}, whole[kTile] = {};  // squares of |e| and |w|
@@ -209,15 +209,16 @@ void split_tile(const Weight& from, Weight& to, uint8_t* data, int64_t tile, int
     }
   }
   std::memcpy(upper + to.blocks * 384, from.scales(0), static_cast<size_t>(to.blocks) * kTile * 2);
-  float bounds[kTile];
+  float bounds[kTile], largest = 0.0f;
   for (int channel = 0; channel < kTile; ++channel) {
     const double e = std::sqrt(lacking[channel]), sums = 2.0 * std::sqrt(whole[channel]) + e;
     const double rounding = 2.0 * static_cast<double>(to.blocks + 8) / 16777216.0;
     bounds[channel] = channel < channels ? static_cast<float>((e + rounding * sums) * 1.000001) : HUGE_VALF;
     const float norm = static_cast<float>(2.0 * sums);
-    if (channel < channels) to.largest_norm = norm <= to.largest_norm ? to.largest_norm : norm < HUGE_VALF ? norm : HUGE_VALF;
+    if (channel < channels) largest = norm <= largest ? largest : norm < HUGE_VALF ? norm : HUGE_VALF;
   }
   std::memcpy(upper + (reinterpret_cast<const uint8_t*>(to.bounds(tile)) - to.quants(tile)), bounds, sizeof(bounds));
+  return largest;
 }
 
 // A little is added for products so small that they are rounded in absolute steps.

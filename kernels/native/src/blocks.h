@@ -90,8 +90,8 @@ void pack_gguf_rows(const Weight& w, uint8_t* data, const uint8_t* src, int64_t 
 void pack_float_rows(const Weight& w, uint8_t* data, const float* src, int64_t row0, int64_t rows);
 
 // Copies a matrix of one tile and format Q8 to a tile of `to`, of format Split, and finds the bounds of its channels, of which
-// `channels` exist. The values stay the same.
-void split_tile(const Weight& from, Weight& to, uint8_t* data, int64_t tile, int64_t channels);
+// `channels` exist. The values stay the same. Returns the tile's part in `largest_norm`.
+float split_tile(const Weight& from, const Weight& to, uint8_t* data, int64_t tile, int64_t channels);
 
 // The norm of a row of `blocks` blocks, rounded up.
 float row_norm(const Activations& a, int64_t blocks, int64_t row);

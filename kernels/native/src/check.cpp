@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "packing.h"
+
 namespace te {
 namespace {
 thread_local std::string last_failure;
@@ -64,7 +66,7 @@ LayerShape checked_shape(int64_t hidden, int64_t input, int64_t intermediate, in
   return shape;
 }
 
-void fill_matrix(Matrix& to, int32_t format, int32_t source, const void* data, int64_t bytes, int64_t n, int64_t k,
+void fill_matrix(Team& team, Matrix& to, int32_t format, int32_t source, const void* data, int64_t bytes, int64_t n, int64_t k,
                  bool in_planes) {
   const Format f = checked_format(format);
   need_between(source, TE_FROM_FLOAT, TE_FROM_GGUF, "source");
@@ -82,27 +84,8 @@ void fill_matrix(Matrix& to, int32_t format, int32_t source, const void* data, i
     for (int64_t i = 0; i < n * k; ++i)  // beyond it a scale would not fit fp16; NaN fails too
       if (!(std::fabs(values[i]) <= 65504.0f)) refuse("weight %lld is not a finite number that fits fp16", static_cast<long long>(i));
   }
-  const int64_t row_bytes = bytes / n;
-  const auto pack = [&](const Matrix& matrix, int64_t first, int64_t rows) {
-    const auto* from = static_cast<const uint8_t*>(data) + first * row_bytes;
-    if (source == TE_FROM_GGUF)
-      pack_gguf_rows(matrix.weight, matrix.memory.data(), from, 0, rows);
-    else
-      pack_float_rows(matrix.weight, matrix.memory.data(), reinterpret_cast<const float*>(from), 0, rows);
-  };
-  if (!in_planes || f != Format::Q8) {
-    to.allocate(f, n, k);
-    return pack(to, 0, n);
-  }
-  Matrix one;  // tile by tile, so that no second copy of the whole is ever held
-  one.allocate(Format::Q8, kTile, k);
-  to.allocate(Format::Split, n, k);
-  for (int64_t tile = 0; tile < to.weight.tiles; ++tile) {
-    const int64_t channels = std::min<int64_t>(kTile, n - tile * kTile);
-    std::memset(one.memory.data(), 0, static_cast<size_t>(one.memory.bytes()));
-    pack(one, tile * kTile, channels);
-    split_tile(one.weight, to.weight, to.memory.data(), tile, channels);
-  }
+  to.allocate(in_planes && f == Format::Q8 ? Format::Split : f, n, k);
+  pack_matrix(team, to, source == TE_FROM_GGUF, static_cast<const uint8_t*>(data), bytes / n);
 }
 
 void fill_vector(Vector& to, const float* data, int64_t count, int64_t expected, const char* name) {

@@ -71,8 +71,8 @@ LayerShape checked_shape(int64_t hidden, int64_t input, int64_t intermediate, in
                          int64_t head_dim, float eps, float residual_scale);
 Format checked_format(int32_t format);
 
-// Allocates and fills `to`; the source must be exactly n x k.
-void fill_matrix(Matrix& to, int32_t format, int32_t source, const void* data, int64_t bytes, int64_t n, int64_t k,
+// Allocates and fills `to`, its tiles shared out between the team's threads; the source must be exactly n x k.
+void fill_matrix(Team& team, Matrix& to, int32_t format, int32_t source, const void* data, int64_t bytes, int64_t n, int64_t k,
                  bool in_planes = false);  // where it has 8 bits
 void fill_vector(Vector& to, const float* data, int64_t count, int64_t expected, const char* name);
 void fill_rope(RopeTable& rope, const float* cos, const float* sin, int64_t count, int64_t positions, int64_t head_dim);

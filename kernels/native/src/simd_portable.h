@@ -74,9 +74,8 @@ struct Portable {
   }
   static I iset1(int32_t x) { return I{x, x, x, x}; }
   static I iadd(I a, I b) { return a + b; }
-  static F to_float(I x) {
-    return F{static_cast<float>(x[0]), static_cast<float>(x[1]), static_cast<float>(x[2]), static_cast<float>(x[3])};
-  }
+  static F to_float(I x) { return __builtin_convertvector(x, F); }
+  static I truncate(F x) { return __builtin_convertvector(x, I); }
   // Nearest even by the addition that pushes the fraction out; |x| < 2^22 everywhere it is used, and never NaN.
   static I round(F x) {
     const F magic = set1(12582912.0f);
