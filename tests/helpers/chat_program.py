@@ -1,7 +1,8 @@
 """The `treeeagle` program over a scripted engine, for tests that need a process of its own.
 
-The environment says what happens: ANSWERS (a JSON list of texts), PAUSE (seconds after each round) and READING (seconds
-before the first round of the first answer).
+The environment says what happens: ANSWERS (a JSON list of texts), PAUSE (seconds after each round; of several numbers
+the last counts from there on), READING (seconds before the first round of the first answer) and ASLEEP (a file that
+appears when a wait of more than a second begins).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import time
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from chat_fakes import ScriptEngine, fake_runtime, script
@@ -20,18 +22,26 @@ from treeeagle_edge.cli.app import main
 from treeeagle_edge.rounds import Round
 
 
+def sleep(seconds: float) -> None:
+    if seconds > 1 and "ASLEEP" in os.environ:
+        Path(os.environ["ASLEEP"]).touch()
+    time.sleep(seconds)
+
+
 class SlowReader(ScriptEngine):
     """Takes its time over the first prompt."""
 
     def generate(self, *arguments: Any, **options: Any) -> Iterator[Round]:
-        time.sleep(float(os.environ.pop("READING", "0")))
+        sleep(float(os.environ.pop("READING", "0")))
         yield from super().generate(*arguments, **options)
 
 
 def _load_runtime(_settings: object, *, progress: object = None) -> object:
     answers = [script(text) for text in json.loads(os.environ.get("ANSWERS", '["The sky is blue."]'))]
-    pause = float(os.environ.get("PAUSE", "0"))
-    return fake_runtime(SlowReader(answers, on_round=lambda _: time.sleep(pause)))
+    pauses = [float(pause) for pause in os.environ.get("PAUSE", "0").split()]
+    return fake_runtime(
+        SlowReader(answers, on_round=lambda number: sleep(pauses[min(number, len(pauses) - 1)]))
+    )
 
 
 fake = types.ModuleType("treeeagle_edge.runtime")
