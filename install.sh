@@ -198,7 +198,9 @@ case "${1-}" in
     shift
     cd "$here" # -P: or Python would take the folder kernels for a package of that name
     if [ "$#" -gt 0 ]; then exec "$venv/bin/python" -P -m pytest "$@"; fi
-    exec "$venv/bin/python" -P -m pytest --durations=10 --cov --cov-report=term:skip-covered --cov-fail-under=85
+    # files are shared out in the order of their names: those that take longest are not among the last
+    exec "$venv/bin/python" -P -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations=10 \
+      --cov --cov-report=term:skip-covered --cov-fail-under=85
     ;;
   *) exec "$venv/bin/treeeagle" "$@" ;;
 esac

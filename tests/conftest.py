@@ -12,10 +12,22 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches a hub; read when huggingface_hub is imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Other tests run beside this process: a thread without work must not keep a core from them by waiting awake.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # `python -m pytest` puts the working folder on the path; transformers would take our `kernels` for a package it knows
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != REPOSITORY]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: a process for each core that has 3 GB of memory, and four at most."""
+    from treeeagle_edge.hardware.cpu import detect_cpu, detect_ram
+
+    return max(1, min(detect_cpu().cores, detect_ram().available // 3_000_000_000, 4))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

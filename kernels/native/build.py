@@ -32,7 +32,7 @@ SANITIZE = (
     "-O1",
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=undefined",
-    "-g",
+    "-g1",  # lines, which is all that a report names; more of it doubles the time of compiling
     "-fno-omit-frame-pointer",
 )
 AVX2 = ("-mavx2", "-mfma", "-mf16c")

@@ -26,7 +26,7 @@ from treeeagle_edge.cli.keyboard import kept_keys
 from treeeagle_edge.cli.line_input import EditorInput
 from treeeagle_edge.errors import InputError
 
-PATIENCE_S = 20  # after which a key counts as lost, and the test fails instead of waiting for ever
+PATIENCE_S = 60  # after which a key counts as lost, and the test fails instead of waiting for ever
 
 
 class Desk:

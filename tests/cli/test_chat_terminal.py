@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -72,13 +73,14 @@ def test_ctrl_c_stops_the_reply_only(term):
     assert (turns[0].answer or "").startswith("word word word")
 
 
-def test_ctrl_c_stops_the_reading_of_a_prompt():
+def test_ctrl_c_stops_the_reading_of_a_prompt(tmp_path):
     """Which has no rounds, and takes minutes where a text is long and a model large. The chat goes on."""
-    terminal = Terminal("chat", TERM="xterm", ANSWERS='["an answer"]', READING="30")
+    reading = tmp_path / "reading"
+    terminal = Terminal("chat", TERM="xterm", ANSWERS='["an answer"]', READING="300", ASLEEP=str(reading))
     terminal.prompt()
     terminal.send("a long text\r")
     terminal.expect("long text")
-    time.sleep(0.5)
+    terminal.until(reading.exists)
     terminal.send("\x03")
     terminal.expect("stopped before the answer began")
     terminal.prompt()
@@ -179,17 +181,23 @@ def test_a_chat_that_is_told_to_end_restores_the_terminal(number):
         terminal.leave()
 
 
-def test_ctrl_c_twice_while_answering():
+def test_ctrl_c_twice_while_answering(tmp_path):
     """Expectations row 35: twice within a second leaves with 130."""
     # a pause that both fit in: at the prompt, nobody here would answer the line editor's question for the cursor
-    terminal = Terminal("chat", TERM="xterm", ANSWERS=f'["{"word " * 300}"]', PAUSE="1.5")
+    pause = tmp_path / "pause"
+    terminal = Terminal(
+        "chat", TERM="xterm", ANSWERS=f'["{"word " * 300}"]', PAUSE="0 300", ASLEEP=str(pause)
+    )
     terminal.prompt()
     terminal.send("hello\r")
     terminal.expect("wor")
-    time.sleep(0.3)  # before the pause begins, the first would end the answer at once
-    os.kill(terminal.process.pid, signal.SIGINT)
-    time.sleep(0.3)  # on a busy machine two at once would be seen as one
-    os.kill(terminal.process.pid, signal.SIGINT)
+    terminal.until(pause.exists)  # before the pause begins, the first would end the answer at once
+    for _ in range(4):  # a busy machine may take more than a second over two
+        terminal.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)  # on a busy machine two at once would be seen as one
+        terminal.process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            terminal.process.wait(5)
     assert terminal.leave() == 130
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +22,9 @@ from treeeagle_edge.cli.line_input import PROMPT
 PROGRAM = [sys.executable, str(Path(__file__).with_name("chat_program.py"))]
 READY = "\x1b[?2004h"  # the line editor asks for bracketed paste: from here on, keys are its own
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\x1b\][^\x07]*\x07|\r")
-PATIENCE_S = 20.0
+PATIENCE_S = (
+    60.0  # after which a test fails instead of waiting for ever; other programs may take most of the machine
+)
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -51,9 +54,9 @@ class Terminal:
         self.output = ""
         self.seen = 0
 
-    def expect(self, pattern: str) -> str:
-        """Wait until `pattern` comes after what was matched before."""
-        deadline = time.monotonic() + PATIENCE_S
+    def expect(self, pattern: str, patience_s: float = PATIENCE_S) -> str:
+        """Wait until `pattern` comes after what was matched before; EOFError where the program ended instead."""
+        deadline = time.monotonic() + patience_s
         while True:
             clean = ESCAPE.sub("", self.output.replace(READY, "«ready»"))
             found = re.compile(pattern).search(clean, self.seen)
@@ -61,19 +64,26 @@ class Terminal:
                 self.seen = found.end()
                 return found.group()
             ready, _, _ = select.select([self.master], [], [], max(deadline - time.monotonic(), 0))
+            missing = f"{pattern!r} did not come; so far: {clean[self.seen :]!r}"
+            assert ready, missing
             chunk = b""
-            if ready:
-                try:
-                    chunk = os.read(self.master, 65536)
-                except OSError:  # the other end is closed
-                    chunk = b""
-            assert chunk, f"{pattern!r} did not come; so far: {clean[self.seen :]!r}"
+            with suppress(OSError):  # the other end is closed
+                chunk = os.read(self.master, 65536)
+            if not chunk:
+                raise EOFError(missing)
             self._answer_queries(chunk)
             self.output += chunk.decode(errors="replace")
 
     def prompt(self) -> None:
         """Wait until the program reads what is typed."""
         self.expect(self.ready)
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until this holds."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     def send(self, text: str) -> None:
         os.write(self.master, text.encode())
@@ -87,12 +97,19 @@ class Terminal:
             os.close(self.master)
 
     def press_until_it_leaves(self, key: str) -> int:
-        """Two presses within a second end the program; a busy machine may take longer over one, so more may follow."""
+        """Two presses within a second end the program; a busy machine may take longer over one, so more may follow.
+
+        The next waits for the prompt to be there again: one more, while the program ends, would break that off.
+        """
         deadline = time.monotonic() + PATIENCE_S
-        while self.process.poll() is None and time.monotonic() < deadline:
-            self.send(key)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(0.3)
+        with suppress(EOFError):
+            while time.monotonic() < deadline:
+                time.sleep(
+                    0.1
+                )  # `input` shows its prompt just before it reads, and a press between is not noticed
+                self.send(key)
+                with suppress(AssertionError):
+                    self.expect(self.ready, patience_s=5)
         return self.leave()
 
     def _answer_queries(self, chunk: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,37 +44,69 @@ def exact(fmt: str, w: Any) -> Any:
     return out
 
 
-def toy(isa: str, threads: int = 1, *, fmt: str = "q8", extras: bool = False, vocabulary: int = V) -> Toy:
-    """`extras`: biases, q and k norms, and the scales of MiniCPM."""
+@dataclass(frozen=True)
+class ToyWeights:
+    """Weights of a toy, in fp32 and read-only. `matrices` and `vectors` have an entry for each layer."""
+
+    matrices: list[dict[str, Any]]
+    vectors: list[dict[str, Any]]
+    embedding: Any
+    final_norm: Any
+    layers: list[LayerSpec]  # as they are after quantising
+    exact_embedding: Any
+
+
+@lru_cache(maxsize=64)
+def toy_weights(fmt: str, extras: bool, vocabulary: int) -> ToyWeights:
+    """The same for every team: a test makes hundreds of toys, and most of the time would go into their weights."""
     rng = np.random.default_rng(7)
-    normal = lambda *shape, scale=0.1: (rng.standard_normal(shape) * scale).astype(np.float32)  # noqa: E731
-    scales = (1.7, 0.6, 0.8) if extras else (1.0, 1.0, 1.0)
-    config = ModelConfig(LAYERS, H, WIDE, HEADS, KV, DIM, vocabulary, SLOTS, 64, EPS, *scales)
-    model = Model(Team(threads, isa), config)
+
+    def normal(*shape: int, scale: float = 0.1, mean: float = 0.0) -> Any:
+        return frozen(mean + (rng.standard_normal(shape) * scale).astype(np.float32))
+
     shapes = {
         "q": (HEADS * DIM, H), "k": (KV * DIM, H), "v": (KV * DIM, H), "o": (H, HEADS * DIM),
         "gate": (WIDE, H), "up": (WIDE, H), "down": (H, WIDE),
     }  # fmt: skip
-    layers = []
-    for layer in range(LAYERS):
-        matrices = {name: normal(*shape) for name, shape in shapes.items()}
-        vectors = {"attention_norm": 1 + normal(H), "mlp_norm": 1 + normal(H)}
+    matrices, vectors = [], []
+    for _ in range(LAYERS):
+        matrices.append({name: normal(*shape) for name, shape in shapes.items()})
+        vectors.append({name: normal(H, mean=1) for name in ("attention_norm", "mlp_norm")})
         if extras:
-            vectors |= {f"{n}_bias": normal(shapes[n][0]) for n in ("q", "k", "v", "o")}
-            vectors |= {"q_norm": 1 + normal(DIM), "k_norm": 1 + normal(DIM)}
-        for name, matrix in matrices.items():
+            vectors[-1] |= {f"{n}_bias": normal(shapes[n][0]) for n in ("q", "k", "v", "o")}
+            vectors[-1] |= {name: normal(DIM, mean=1) for name in ("q_norm", "k_norm")}
+    embedding, final_norm = normal(vocabulary, H, scale=1.0), normal(H, mean=1)
+    layers = [
+        LayerSpec({name: frozen(exact(fmt, matrix)) for name, matrix in each.items()}, own)
+        for each, own in zip(matrices, vectors, strict=True)
+    ]
+    return ToyWeights(matrices, vectors, embedding, final_norm, layers, frozen(exact("q8", embedding)))
+
+
+def frozen(array: Any) -> Any:
+    """The array, which nobody may write to from now on."""
+    array.flags.writeable = False
+    return array
+
+
+def toy(isa: str, threads: int = 1, *, fmt: str = "q8", extras: bool = False, vocabulary: int = V) -> Toy:
+    """`extras`: biases, q and k norms, and the scales of MiniCPM."""
+    weights = toy_weights(fmt, extras, vocabulary)
+    scales = (1.7, 0.6, 0.8) if extras else (1.0, 1.0, 1.0)
+    config = ModelConfig(LAYERS, H, WIDE, HEADS, KV, DIM, vocabulary, SLOTS, 64, EPS, *scales)
+    model = Model(Team(threads, isa), config)
+    for layer in range(LAYERS):
+        for name, matrix in weights.matrices[layer].items():
             model.matrix(name, fmt, matrix, layer)
-        for name, vector in vectors.items():
+        for name, vector in weights.vectors[layer].items():
             model.vector(name, vector, layer)
-        layers.append(LayerSpec({n: exact(fmt, m) for n, m in matrices.items()}, vectors))
-    embedding, final_norm = normal(vocabulary, H, scale=1.0), 1 + normal(H)
-    model.matrix("embedding", "q8", embedding)
-    model.vector("final_norm", final_norm)
+    model.matrix("embedding", "q8", weights.embedding)
+    model.vector("final_norm", weights.final_norm)
     angles = np.arange(SLOTS)[:, None] / 10_000 ** (np.arange(0, DIM, 2) / DIM)
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     model.rope(cos, sin)
     model.ready()
-    return Toy(model, layers, exact("q8", embedding), final_norm, cos, sin, scales)
+    return Toy(model, weights.layers, weights.exact_embedding, weights.final_norm, cos, sin, scales)
 
 
 def store() -> Store:

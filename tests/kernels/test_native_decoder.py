@@ -137,7 +137,7 @@ def test_peaks_are_the_same_where_logits_go_nowhere(
         finite = np.isfinite(logits).all(1)
         np.testing.assert_array_equal(best[finite], logits.argmax(1)[finite])
         np.testing.assert_array_equal(peaks, np.where(finite, logits.max(1), np.nan))
-        for _ in range(5):  # threads divide the tiles differently each time
+        for _ in range(5 if threads > 1 else 1):  # threads divide the tiles differently each time
             full.best[:], full.peaks[:] = -1, -1
             bare = it.model.forward(ids, slots, slots, view, at, logit_rows=chosen, logits=False, best=True)
             assert bare.logits is None

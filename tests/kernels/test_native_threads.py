@@ -20,7 +20,7 @@ pytestmark = needs_native
 
 MANY = 33  # threads: more than cores, and more than most phases of the toy have units
 LIMIT_S = 150  # a program that takes longer hangs
-TSAN = ("-O1", "-g", "-fsanitize=thread")
+TSAN = ("-O1", "-g1", "-fsanitize=thread")
 RACE = """
 #include <thread>
 int shared = 0;

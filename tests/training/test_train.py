@@ -129,8 +129,9 @@ def test_two_processes_take_the_steps_of_one(unbroken: Path, deep_checkpoint: Pa
     """The batch is shared out, so one process with the whole batch and two with half of it each learn the same."""
     pytest.importorskip("accelerate")
     out = tmp_path / "head"
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "-m"]
-    command = [*launch, "treeeagle_edge.cli.app", *arguments(deep_checkpoint, out)]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    launch += ["--main_process_port", "0"]  # any that is free: two runs of the tests may do this at once
+    command = [*launch, "-m", "treeeagle_edge.cli.app", *arguments(deep_checkpoint, out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

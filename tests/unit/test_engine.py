@@ -316,7 +316,7 @@ def test_memory_does_not_grow_while_decoding() -> None:
         tensors = [item for item in gc.get_objects() if type(item) is torch.Tensor]
         return len(tensors), sum(tensor.nbytes for tensor in tensors)
 
-    engine = tiny_engine(context=256)
+    engine = tiny_engine(context=256, shape=TreeShape(depth=2, branching=3, nodes=4))
     resident = psutil.Process().memory_info
     steps, seed = 0, 0
     marks: list[tuple[int, int, int]] = []

@@ -163,10 +163,10 @@ def test_unknown_sections_and_unwritable_files_are_refused_before_anything_runs(
 
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], list[Any]]:
-    """Runs a program as a worker; gives its events and its end, each event with two seconds for the next."""
+def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[Any]]:
+    """Runs a program as a worker; gives its events and its end, each event with so many seconds for the next."""
 
-    def run(code: str) -> list[Any]:
+    def run(code: str, seconds: float = 60) -> list[Any]:
         (tmp_path / "pretended_worker.py").write_text(textwrap.dedent(code))
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         monkeypatch.setattr(gpu_check_process, "WORKER", "pretended_worker")
@@ -174,7 +174,7 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
         worker = run_worker(order, time.perf_counter() + 60)
         found: list[Any] = [next(worker)]
         while not isinstance(found[-1], Ended):
-            found.append(worker.send(time.perf_counter() + 2))
+            found.append(worker.send(time.perf_counter() + seconds))
         return found
 
     return run
@@ -197,7 +197,7 @@ def test_a_worker_process_is_heard_to_its_end(program: Any) -> None:
 
 def test_a_worker_process_that_never_ends_is_ended(program: Any) -> None:
     began = time.perf_counter()
-    first, ended = program("import time\nprint('{}', flush=True)\ntime.sleep(600)\n")
+    first, ended = program("import time\nprint('{}', flush=True)\ntime.sleep(600)\n", seconds=0.2)
     assert first == {} and ended.code is None and "took too long" in ended.reason
     assert time.perf_counter() - began < 120
 

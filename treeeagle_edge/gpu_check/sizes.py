@@ -96,7 +96,7 @@ def _test() -> Sizes:
         second=Model("a tiny Qwen2", _tiny("qwen2")),
         small=Model("a tiny model in fp32", tiny),
         bits=4,
-        tree=TreeShape(depth=4, branching=2, nodes=5),
+        tree=TreeShape(depth=3, branching=2, nodes=4),
         product_rows=(1, 8),
         contexts=(16, 32),
         context=64,

@@ -38,7 +38,11 @@ def find_place() -> Place:
 
 
 class Group:
-    """The processes of a run. With one process nothing is exchanged and `accelerate` is not needed."""
+    """The processes of a run. With one process nothing is exchanged and `accelerate` is not needed.
+
+    It is a context manager: the threads that carry what is exchanged must have ended before Python does, or the process
+    may abort after all of its work.
+    """
 
     def __init__(self, place: Place, *, cpu: bool) -> None:
         """Connect to the other processes.
@@ -56,6 +60,13 @@ class Group:
                     "pip install accelerate",
                 ) from error
             self._accelerator = Accelerator(cpu=cpu)
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._accelerator is not None:
+            self._accelerator.end_training()
 
     def wait(self) -> None:
         """Wait until every process has called this."""

@@ -67,8 +67,14 @@ def train(run: TrainingRun, place: Place, say: Progress) -> Outcome:
         # only to report a wrong file before hours of writing; it is opened again later, to take no memory meanwhile
         open_initial(run.init, source.name, source.checkpoint.config)
     excluded = _excluded(run.data.exclude)  # for the same reason
-    group = Group(place, cpu=source.device == "cpu")
-    work = run.out / "work"
+    with Group(place, cpu=source.device == "cpu") as group:
+        return _train_in(group, run, source, excluded, say)
+
+
+def _train_in(
+    group: Group, run: TrainingRun, source: TargetSource, excluded: Excluded, say: Progress
+) -> Outcome:
+    place, work = group.place, run.out / "work"
     shards = write_features(run, source, work, place, say)
     group.wait()
     tokenizer = source.tokenizer()
