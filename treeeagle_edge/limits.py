@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+SHORTEST_CONTEXT = 2  # tokens: one of a prompt, one of an answer
 PREFILL_CHUNK = 256  # rows of a prompt in one target pass: bounds the workspace, however long the prompt is
 # features that wait on the device for their head rows: those of plain rounds, and of one round with a tree
 FEATURES_KEPT = 128

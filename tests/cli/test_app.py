@@ -138,6 +138,7 @@ def test_help_says_the_widths_that_are_chosen(capsys):
             "use 2 or more",
         ),
         (["chat", "--nodes", "257"], "nodes is 257, which is out of range", "256, or 0 to have it chosen"),
+        (["chat", "--context", "1"], "--context is 1, which is out of range", "use 2 or more"),
         (["chat", "--threads", "0"], "--threads is 0, which is out of range", "use 1 to 256"),
         (["chat", "--model", ""], "--model is empty", "give a value, or leave the option out"),
         (["bench", "--head", " "], "--head is empty", "give a value, or leave the option out"),

@@ -16,9 +16,17 @@ import pytest
 from chat_fakes import START, ByteCodec, ScriptEngine, fake_runtime, script
 
 from treeeagle_edge.chat.answer import Speculation
-from treeeagle_edge.chat.history import last_session_path, load_session
+from treeeagle_edge.chat.history import (
+    SavedSession,
+    last_session_path,
+    load_session,
+    path_to_go_on,
+    save_session,
+)
 from treeeagle_edge.cli.app import main
+from treeeagle_edge.cli.options import SamplingChoices
 from treeeagle_edge.cli.printer import MarkdownPrinter
+from treeeagle_edge.cli.saved_settings import saved_choices
 from treeeagle_edge.cli.stats import speculation_advice, totals_lines
 from treeeagle_edge.config.generation_defaults import GenerationDefaults
 from treeeagle_edge.errors import CannotRunError
@@ -337,6 +345,22 @@ def test_a_continued_chat_has_its_settings_below_the_flags(chat):
     assert "Be brief." not in sent(chat)
     params = chat.engine.params[-1]
     assert (params.temperature, params.seed, params.top_k) == (0, 6, 0)
+
+
+def test_a_chat_is_continued_where_another_process_moved_it(chat, monkeypatch):
+    chat("-p", "why?")
+
+    def moves(path: Path, session: SavedSession) -> SamplingChoices:
+        """Stands for what happens while the model loads: somebody else goes on with the same one-shot answer."""
+        if path.exists():
+            save_session(path_to_go_on(path), session)
+            path.unlink()
+        return saved_choices(path, session)
+
+    monkeypatch.setattr("treeeagle_edge.cli.saved_settings.saved_choices", moves)
+    code, _, err = chat("-p", "and at night?", "--continue", engine=ScriptEngine([script("Dark.")]))
+    assert (code, "error" in err) == (0, False)
+    assert [turn.answer for turn in load_session(last_session_path()).turns] == ["The sky is blue.", "Dark."]
 
 
 def test_settings_that_cannot_be_are_said_before_loading(chat):

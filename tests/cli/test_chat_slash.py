@@ -375,3 +375,13 @@ def test_loading_a_chat_of_another_model_keeps_its_text(repl, tmp_path: Path):
     result = repl(f"/load {path}", "on")
     assert "note: that chat was held with other; it is read again by toy-model" in result.err
     assert "first answer" in prompt_text(result)
+
+
+def test_a_saved_chat_cannot_send_control_codes_to_a_terminal(repl, tmp_path: Path):
+    path = tmp_path / "chat.json"
+    repl("hello", f"/save {path}")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "model": "\x1b[2Jother"}))
+    assert "note: that chat was held with ␛[2Jother;" in repl(f"/load {path}").err
+    path.write_text(json.dumps({**content, "schema": "\x1b[2J"}))
+    assert "is a session of schema '\\x1b[2J', and" in repl(f"/load {path}").err

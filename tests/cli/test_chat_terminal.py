@@ -215,6 +215,19 @@ def test_a_model_cannot_send_control_codes_to_a_terminal():
     assert terminal.leave() == 0
 
 
+def test_nor_does_the_prompt_that_is_shown():
+    terminal = Terminal("chat", "--show-prompt", TERM="dumb", ANSWERS='["red \\u001b[31m", "well"]')
+    terminal.prompt()
+    terminal.send("hello\r")
+    terminal.expect(r"red ␛\[31m")
+    terminal.prompt()
+    terminal.send("and?\r")
+    terminal.expect(r"red ␛\[31m<\|im_end\|>")
+    terminal.prompt()
+    terminal.send("/exit\r")
+    assert terminal.leave() == 0
+
+
 PROSE = "air scatters short wavelengths of sunlight more than long ones, in all directions. " * 3
 
 

@@ -56,6 +56,9 @@ class FakeTokenizer:
 
     encode_quoted = encode
 
+    def holds_control(self, ids: Sequence[int]) -> bool:
+        return False
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return "".join(chr(token) for token in ids if token)
 

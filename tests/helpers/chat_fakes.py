@@ -53,6 +53,9 @@ class ByteCodec:
             out += unquote(piece).encode() if QUOTE in piece else self.encode(piece)
         return out
 
+    def holds_control(self, ids: Sequence[int]) -> bool:
+        return any(token in SPECIALS for token in ids)
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         raw = b"".join(
             bytes([token])

@@ -17,6 +17,7 @@ from treeeagle_edge.chat.history import (
     last_session_path,
     load_session,
     new_session_path,
+    path_now,
     path_to_go_on,
     save_session,
 )
@@ -98,6 +99,29 @@ def test_a_one_shot_answer_that_is_gone_on_with_becomes_a_chat():
     assert kept.exists()
 
 
+def test_a_one_shot_answer_that_another_process_went_on_with_is_found():
+    once, chat = new_session_path(one_shot=True), new_session_path()
+    save_session(once, SESSION)
+    assert (path_now(once), path_now(chat)) == (once, chat)
+    Autosave(path_to_go_on(once), before=once).save(SESSION)
+    assert path_now(once) == path_to_go_on(once)
+
+
+def test_a_session_that_goes_away_meanwhile_is_not_the_last_one(monkeypatch):
+    first, second = new_session_path(), new_session_path()
+    for path in (first, second):
+        save_session(path, SESSION)
+    look = Path.stat
+
+    def moved(path: Path, **options: bool) -> os.stat_result:
+        if path == second:
+            raise FileNotFoundError(2, "no such file", str(path))
+        return look(path, **options)
+
+    monkeypatch.setattr(Path, "stat", moved)
+    assert last_session_path() == first
+
+
 def test_ids_of_another_model_are_left_out():
     assert SESSION.turns_for("toy") == list(SESSION.turns)
     other = SESSION.turns_for("other")
@@ -113,6 +137,7 @@ def test_ids_of_another_model_are_left_out():
         b"\xff\xfe",
         b"[]",
         b'{"schema": 99}',
+        b'{"schema": "1"}',
         b'{"schema": 1}',
         b'{"schema": 1, "model": "m", "messages": [{"role": "assistant", "content": "x"}]}',
         b'{"schema": 1, "model": "m", "messages": [{"role": "user", "content": 3}]}',

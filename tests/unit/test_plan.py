@@ -167,18 +167,18 @@ def test_the_longest_context_is_exact(name, bits, budget, device):
     made = sized(context=64)
     longest = made.longest_context
     if longest == 0:
-        assert not sized(context=1).fits
+        assert not sized(context=2).fits
         return
     assert sized(context=longest).fits
     if longest < known.config.max_position:
         assert not sized(context=longest + 1).fits
 
 
-@pytest.mark.parametrize(("bits", "context"), [(3, 100), (8, 0), (8, 8193)])
+@pytest.mark.parametrize(("bits", "context"), [(3, 100), (8, 1), (8, 8193)])
 def test_out_of_range_is_refused_with_the_range(bits, context):
     with pytest.raises(UsageError) as error:
         plan(DEMO, bits=bits, context=context, device="cpu")
-    assert error.value.hint in ("use 4, 8, 16 or 32", "use 1 to 8,192")
+    assert error.value.hint in ("use 4, 8, 16 or 32", "use 2 to 8,192")
 
 
 def test_sizes_are_printed_for_people():

@@ -12,19 +12,25 @@ from wcwidth import wcwidth
 
 from treeeagle_edge.cli.word_wrap import WordWrap
 
+EMOJI_STYLE = "\ufe0f"
 PROSE = "The sky looks blue because air scatters short wavelengths of sunlight more than long ones, in all directions."
 
 
 class Screen:
     """Rows of letters, as a terminal of so many columns builds them from what it is sent."""
 
-    def __init__(self, columns: int) -> None:
-        self.columns = columns
+    def __init__(self, columns: int, *, emoji_style: bool = False) -> None:
+        """`emoji_style`: it draws a narrow letter in two columns where EMOJI_STYLE follows. Some do, some do not."""
+        self.columns, self.emoji_style = columns, emoji_style
         self.rows: list[list[str]] = [[]]
         self.at = 0
 
     def send(self, text: str) -> None:
         for letter in text:
+            if letter == EMOJI_STYLE and self.emoji_style and wcwidth(self.rows[-1][self.at - 1][:1]) == 1:
+                letter = self._take_back() + letter
+                self._put(letter, 2)
+                continue
             if letter == "\n":
                 self.rows.append([])
                 self.at = 0
@@ -34,6 +40,11 @@ class Screen:
                 self.at = min(self.at - self.at % 8 + 8, self.columns - 1)
             else:
                 self._put(letter, max(wcwidth(letter), 0))
+
+    def _take_back(self) -> str:
+        """The last letter, to be put again in two columns."""
+        self.at -= 1
+        return self.rows[-1].pop(self.at)
 
     def _put(self, letter: str, width: int) -> None:
         if width == 0:
@@ -52,8 +63,8 @@ class Screen:
         return ["".join(row).rstrip() for row in self.rows]
 
 
-def shown(text: str, columns: int, size: int = 1) -> list[str]:
-    wrap, screen = WordWrap(), Screen(columns)
+def shown(text: str, columns: int, size: int = 1, *, emoji_style: bool = False) -> list[str]:
+    wrap, screen = WordWrap(), Screen(columns, emoji_style=emoji_style)
     for at in range(0, len(text), size):
         screen.send(wrap.feed(text[at : at + size], columns))
     return screen.lines
@@ -114,6 +125,28 @@ def test_wide_letters_take_two_columns_and_need_no_space() -> None:
     family = "👩\u200d👩\u200d👧"
     assert shown(f"a family, {family}{family}{family}", 22)[-1].startswith("👩")
     assert all(line.count("\u200d") % 2 == 0 for line in shown(f"a family, {family}{family}{family}", 22))
+
+
+@pytest.mark.parametrize("emoji_style", [False, True])
+def test_pictures_that_some_terminals_draw_in_two_columns(emoji_style: bool) -> None:
+    """What overflows is written over by nothing: each picture is there once, and each row holds what fits."""
+    for text in (
+        "\u2764\ufe0f " * 40,
+        "\u26a0\ufe0f careful, " * 20,
+        "\u2714\ufe0f" * 30,
+        "1\ufe0f\u20e3 of them " * 9,
+    ):
+        for columns in range(20, 45):
+            lines = shown(text, columns, emoji_style=emoji_style)
+            assert "".join("".join(lines).split()) == "".join(text.split())
+            if " " in text:
+                assert " ".join(lines).split() == text.split()
+
+
+def test_a_flag_is_not_broken() -> None:
+    for columns in range(20, 30):
+        for line in shown("flags: " + "\U0001f1e9\U0001f1ea" * 20, columns):
+            assert sum(0x1F1E6 <= ord(letter) <= 0x1F1FF for letter in line) % 2 == 0
 
 
 def test_a_word_longer_than_a_row_is_left_to_the_terminal() -> None:

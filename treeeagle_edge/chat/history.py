@@ -69,6 +69,12 @@ def path_to_go_on(path: Path) -> Path:
     return path.with_name(f"{found[1]}.json") if found else path
 
 
+def path_now(path: Path) -> Path:
+    """Where the conversation in `path` is now: another process may have gone on with a one-shot answer meanwhile."""
+    moved = path_to_go_on(path)
+    return moved if not path.exists() and moved.exists() else path
+
+
 def _forget_old_one_shots() -> None:
     """Keep the newest of them. No other file is touched, whatever its name and place."""
     with contextlib.suppress(OSError):
@@ -79,8 +85,11 @@ def _forget_old_one_shots() -> None:
 
 def last_session_path() -> Path:
     """The conversation that was written last. Raises InputError where there is none."""
+    files: list[tuple[int, Path]] = []
     try:
-        files = [(path.stat().st_mtime_ns, path) for path in sessions_dir().glob("*.json")]
+        for path in sessions_dir().glob("*.json"):
+            with contextlib.suppress(FileNotFoundError):  # another process has just moved or removed it
+                files.append((path.stat().st_mtime_ns, path))
     except OSError as problem:
         raise InputError(f"the folder of saved sessions cannot be read: {reason_of(problem)}") from problem
     if not files:
@@ -116,7 +125,7 @@ def load_session(path: Path) -> SavedSession:
         raise InputError(f"{path} is not a saved session: it names no schema", SESSION_HINT)
     if content["schema"] != SCHEMA:
         raise InputError(
-            f"{path} is a session of schema {content['schema']}, and this version reads {SCHEMA}",
+            f"{path} is a session of schema {content['schema']!r}, and this version reads {SCHEMA}",
             SESSION_HINT,
         )
     try:

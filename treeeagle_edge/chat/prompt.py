@@ -35,6 +35,9 @@ class TextCodec(Protocol):
     def encode_quoted(self, text: str) -> list[int]:
         """As `encode`, but quoted places become ordinary tokens."""
 
+    def holds_control(self, ids: Sequence[int]) -> bool:
+        """Whether a control token is among the `ids` of an answer."""
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of `ids`."""
 
@@ -144,11 +147,14 @@ def _answers_in(text: str, gaps: Sequence[str], answered: Sequence[Turn]) -> lis
 def _ids_of(codec: TextCodec, turn: Turn, piece: str) -> list[int]:
     """The generated ids whose decoding is exactly `piece`, without the end token; empty where there are none.
 
-    Some ids are dropped from the end where an answer was cut at a stop string, or where the template trims it.
+    Some ids are dropped from the end where an answer was cut at a stop string, or where the template trims it. Where
+    the model wrote a control token within its answer, the text counts: it has none.
     """
     ids = list(turn.token_ids)
     while ids and ids[-1] in codec.stop_ids:
         ids.pop()
+    if codec.holds_control(ids):
+        return []
     for _ in range(_LONGEST_TAIL):
         text = codec.decode(ids) if ids else ""
         if text == piece:

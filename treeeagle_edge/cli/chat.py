@@ -170,7 +170,7 @@ def _start(
     settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wishes, *, one_shot: bool = False
 ) -> Conversation:
     """Load the runtime, with progress on stderr, and set up the conversation."""
-    from treeeagle_edge.chat.history import Autosave, new_session_path
+    from treeeagle_edge.chat.history import Autosave, new_session_path, path_now
     from treeeagle_edge.chat.session import Session
     from treeeagle_edge.cli.conversation import Conversation
     from treeeagle_edge.cli.saved_settings import Flags
@@ -197,7 +197,7 @@ def _start(
         silent=wishes.json,
     )
     if wishes.resume is not None:
-        conversation.load(wishes.resume, keep_file=True)
+        conversation.load(path_now(wishes.resume), keep_file=True)
     if raw and not wishes.raw:
         note("this model has no chat template: each message is sent as it is")
     return conversation

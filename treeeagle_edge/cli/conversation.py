@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import TYPE_CHECKING
 from treeeagle_edge.chat.answer import Answer
 from treeeagle_edge.chat.history import Autosave, SavedSession, load_session, new_session_path, path_to_go_on
 from treeeagle_edge.chat.session import Session, check_utf8
-from treeeagle_edge.cli.console import note, say
+from treeeagle_edge.cli.console import is_terminal, note, say
 from treeeagle_edge.cli.interrupt import Interrupts
 from treeeagle_edge.cli.options import SamplingChoices
-from treeeagle_edge.cli.printer import Printer, choose_printer
+from treeeagle_edge.cli.printer import Printer, choose_printer, harmless
 from treeeagle_edge.cli.reading_line import ReadingLine
 from treeeagle_edge.cli.saved_settings import Flags, brought_back, chosen, saved_choices, under_flags
 from treeeagle_edge.cli.stats import resident_bytes, speculation_advice, stats_line
@@ -66,7 +67,8 @@ class Conversation:
 
     def _answer(self, text: str, params: SamplingParams) -> Answer:
         if self.show_prompt:
-            say(self.session.prompt(text, params).text)
+            prompt = self.session.prompt(text, params).text
+            say(harmless(prompt) if is_terminal(sys.stderr) else prompt)
         forgotten = self.session.forgotten
         try:
             printer = choose_printer(markdown=self.markdown, wrap=self.wrap, silent=self.silent)
@@ -129,7 +131,9 @@ class Conversation:
         if sentence:
             say(sentence)
         if saved.model != self.runtime.model_name:
-            note(f"that chat was held with {saved.model}; it is read again by {self.runtime.model_name}")
+            note(
+                f"that chat was held with {harmless(saved.model)}; it is read again by {self.runtime.model_name}"
+            )
         self.save_elsewhere(path if keep_file else None)
 
     def save_elsewhere(self, path: Path | None = None) -> None:

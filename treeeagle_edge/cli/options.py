@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from treeeagle_edge.errors import UsageError
+from treeeagle_edge.limits import SHORTEST_CONTEXT
 from treeeagle_edge.rounds import tree_shape
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.settings import RunSettings
@@ -189,8 +190,8 @@ def run_settings(
     for name, text in (("model", model), ("head", head), ("device", device), ("profile", profile)):
         if text is not None and not text.strip():  # an unset variable of a script, as a rule
             raise UsageError(f"--{name} is empty", "give a value, or leave the option out")
-    if context is not None and context < 1:
-        raise UsageError(f"--context is {context}, which is out of range", "use 1 or more")
+    if context is not None:
+        check_range("--context", context, SHORTEST_CONTEXT)
     if threads is not None and not 1 <= threads <= MOST_THREADS:
         raise UsageError(f"--threads is {threads}, which is out of range", f"use 1 to {MOST_THREADS}")
     tree_shape(depth or 1, branching or 1, nodes or 0)  # checks the ranges

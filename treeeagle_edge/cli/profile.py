@@ -82,6 +82,7 @@ def profile_command(
     with progress_line() as progress:
         report = build_report(settings, gpu_memory=gpu_memory, fast=fast, progress=progress)
     as_json = report_json(report)
+    print(as_json if json_output else "\n".join(report_lines(report)), flush=True)
     if save is not None:
         try:
             save.write_text(as_json + "\n", encoding="utf-8")
@@ -89,6 +90,5 @@ def profile_command(
             raise InputError(
                 f"the report cannot be written to {save}: {reason_of(error)}", "choose another file"
             ) from error
-    print(as_json if json_output else "\n".join(report_lines(report)))
     if not report.verdict.can_run:
         raise typer.Exit(CannotRunError.exit_code)

@@ -7,6 +7,7 @@ it, and the word begins the next one. Code blocks and rows of tables keep their 
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 from unicodedata import category
 
 from wcwidth import wcwidth
@@ -15,6 +16,9 @@ NARROWEST = 20  # columns: below this, lines would hold a word or two
 _TAB = 8
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})(.*)", re.DOTALL)
 _JOINER = "\u200d"  # makes one picture of several
+_AS_PICTURE = "\ufe0f"  # some terminals then draw a narrow letter in two columns
+_KEYCAP = "\u20e3"
+_HALF_FLAG = re.compile("[\U0001f1e6-\U0001f1ff]")  # two of these letters make a flag
 
 
 class WordWrap:
@@ -58,7 +62,7 @@ class WordWrap:
         return letter
 
     def _letter(self, letter: str) -> str:
-        width = max(wcwidth(letter), 0)
+        width = _width(letter, after=self._row[-1:])
         before = self._new_row("\n") if self._full else ""
         if self._may_break_before(letter, width):
             self._word = len(self._row)
@@ -90,11 +94,17 @@ class WordWrap:
     def _may_break_before(self, letter: str, width: int) -> bool:
         """Whether a letter begins a word where no space is before it: beside wide ones, but for their punctuation."""
         last = self._row[-1:]
-        if not last or last in " \t" or width == 0 or last == _JOINER:
+        if not last or last in " \t" or width == 0 or last == _JOINER or letter == _AS_PICTURE:
             return False
-        wide = width == 2 or wcwidth(last) == 2
+        if _HALF_FLAG.match(letter) and self._ends_in_half_flag():
+            return False
+        wide = width == 2 or wcwidth(last) == 2 or last in (_AS_PICTURE, _KEYCAP)
         closes = category(letter) in ("Pe", "Pf", "Po", "Sk")  # Sk: a skin's colour
         return wide and not closes and category(last) not in ("Ps", "Pi")
+
+    def _ends_in_half_flag(self) -> bool:
+        halves = takewhile(_HALF_FLAG.match, reversed(self._row))
+        return len(list(halves)) % 2 == 1
 
     def _is_kept(self, letter: str) -> bool:
         """Whether `letter` belongs to a code block, to the line that opens one, or to a row of a table."""
@@ -115,5 +125,12 @@ class WordWrap:
         self._begun = ""
 
 
-def _width(text: str) -> int:
-    return sum(max(wcwidth(letter), 0) for letter in text)
+def _width(text: str, after: str = "") -> int:
+    """Columns of `text`, which stands `after` another letter. Where terminals disagree, the larger number: a row that
+    is shorter than it could be harms nobody, one that went on in the next would be written over.
+    """
+    columns = 0
+    for before, letter in zip((after or " ") + text, text, strict=False):
+        widens = letter == _AS_PICTURE and before != " " and wcwidth(before) == 1
+        columns += 1 if widens else max(wcwidth(letter), 0)
+    return columns

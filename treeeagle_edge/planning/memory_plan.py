@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.head_config import HeadConfig
-from treeeagle_edge.limits import MAX_EXPANSIONS, PREFILL_CHUNK
+from treeeagle_edge.limits import MAX_EXPANSIONS, PREFILL_CHUNK, SHORTEST_CONTEXT
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.planning import card_shares as split
 from treeeagle_edge.planning import native_bytes
@@ -114,10 +114,10 @@ def plan_memory(
     Raises UsageError for a width or a context out of range. A plan over budget is returned with `fits` False.
     """
     check_choice("bits", bits, LAYER_BITS)
-    if not 1 <= context <= model.max_position:
+    if not SHORTEST_CONTEXT <= context <= model.max_position:
         raise UsageError(
             f"context is {context:,}, which is out of range for this model",
-            f"use 1 to {model.max_position:,}",
+            f"use {SHORTEST_CONTEXT} to {model.max_position:,}",
         )
     asked = head_bits if head is not None else None
     widths = choose_widths(bits, device, native=native, head=asked, lm_head=lm_head_bits)

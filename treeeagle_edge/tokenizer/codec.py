@@ -74,6 +74,10 @@ class Tokenizer:
         """Ids of `text`, nothing added: quoted places become ordinary tokens, the rest has those of `encode`."""
         return self._quoting.encode(text)
 
+    def holds_control(self, ids: Sequence[int]) -> bool:
+        """Whether a control token is among the `ids` of an answer, other than those that belong to answers."""
+        return self._quoting.holds_control(ids)
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of `ids`, special tokens left out unless asked for. Bytes that are no UTF-8 become U+FFFD."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special)

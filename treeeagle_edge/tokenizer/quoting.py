@@ -71,6 +71,10 @@ class Quoting:
             end = stop
         return "".join(pieces) + text[end:].replace(QUOTE, 2 * QUOTE)
 
+    def holds_control(self, ids: Iterable[int]) -> bool:
+        """Whether a token is among `ids` that would be quoted in an answer."""
+        return not self._never_answered.isdisjoint(ids)
+
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt, nothing added. What is quoted is ordinary text; any other control token is the token."""
         if QUOTE not in text:
