@@ -90,7 +90,7 @@ def choose_kernels(
     set_backend("reference")
     if device.type != "cuda":
         return ()
-    torch.cuda.set_device(device)  # Triton launches on the current card
+    use_card(device)
     if plain:
         return ()
     missing = availability.problem()
@@ -103,6 +103,16 @@ def choose_kernels(
     leave_out(found)
     set_backend(TRITON)
     return tuple(f"slower without Triton's kernels: {each}" for each in told(found))
+
+
+def use_card(device: torch.device) -> None:
+    """Make a card the current one, since Triton launches there, and its products of fp32 those of fp32.
+
+    Images with PyTorch for CUDA set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, which would give them ten bits of mantissa: to
+    scores of attention, and to what kernels are compared with.
+    """
+    torch.cuda.set_device(device)
+    torch.set_float32_matmul_precision("highest")
 
 
 def told(refused: Mapping[str, str]) -> list[str]:

@@ -129,7 +129,8 @@ def _source(launch: Launch) -> ASTSource:
             aligned = not parameter.do_not_specialize_on_alignment
         else:
             signature[parameter.name] = parameter.annotation_type
-            aligned = not parameter.do_not_specialize and value % _ALIGNMENT == 0
+            # Triton asks whole numbers alone
+            aligned = not parameter.do_not_specialize and isinstance(value, int) and value % _ALIGNMENT == 0
         if aligned:
             attributes[(parameter.num,)] = [["tt.divisibility", _ALIGNMENT]]
     return ASTSource(launch.kernel, signature, constants, attributes)

@@ -41,6 +41,20 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.device]]:
     dispatch.set_backend("reference")
 
 
+@pytest.mark.parametrize("plain", [True, False])
+def test_products_of_fp32_are_exact_whatever_the_environment_says(
+    plain: bool, card: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVIDIA's images with PyTorch ask for TF32, which is a thousandth off."""
+    monkeypatch.setattr(trial, "refusals", lambda name, device, shapes: {})
+    torch.set_float32_matmul_precision("high")  # what that leaves
+    try:
+        trial.choose_kernels(CUDA, SHAPES, plain=plain)
+        assert torch.get_float32_matmul_precision() == "highest" and card == [CUDA]
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def broken(error: Exception) -> Callable[..., torch.Tensor]:
     def kernel(*_: object) -> torch.Tensor:
         raise error

@@ -12,6 +12,7 @@ from device_engines import KINDS, with_oracle
 from device_engines import make as device_engine
 from engine_answers import PROMPT
 from engine_answers import answer as engine_answer
+from replayed_capture import ReplayedCapture
 from target_passes import in_pieces
 from tiny_models import CONFIG, RandomCheckpoint, tiny_engine, tiny_head
 from torch import Tensor
@@ -134,6 +135,19 @@ def test_a_branch_gives_the_text_of_the_reference() -> None:
         rounds = list(engine.generate(PROMPT, params, choice=OneShape(shape)))
     assert [token for one in rounds for token in one.ids] == expected
     assert sum(one.looked_up_accepted for one in rounds) > 0
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="the tiny head is made on the CPU")
+def test_replayed_launches_give_the_text_of_the_reference() -> None:
+    """With the arguments and grids that they had when they were captured, at another length and in other slots."""
+    params = replace(KINDS["sampling"], max_tokens=9)
+    expected = engine_answer(device_engine(on_device=False), params, speculate=False)
+    capture = ReplayedCapture(launches=True)
+    engine = device_engine(shape=TreeShape(depth=2, branching=2, nodes=3), graphs=capture)
+    with_oracle(engine, expected, 1)
+    with dispatch.use_backend("triton"):
+        assert engine_answer(engine, params) == expected
+    assert capture.replayed > 3 and engine.notes == ()
 
 
 def test_no_layer_converts_what_a_kernel_gives() -> None:

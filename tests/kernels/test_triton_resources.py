@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +58,18 @@ def test_nothing_spills_and_shared_memory_suffices(compiled: list[dict[str, Any]
     assert too_much == []
     assert all(0 < found["registers"] <= 255 for found in compiled)
     assert max(found["shared"] for found in compiled) > 32 * 1024  # the figures are read, not defaults
+
+
+def test_a_launch_asks_for_what_is_compiled_here() -> None:
+    """Every argument has its name, and Triton's launch finds the types, constants and alignments that `resources` does:
+    what is known about registers and memory is known about the code that a card would run.
+    """
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    program = Path(__file__).parents[1] / "helpers" / "triton_binder.py"
+    done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["launches"] > 50 and found["differing"] == {}
 
 
 def test_what_does_not_fit_is_told_apart() -> None:

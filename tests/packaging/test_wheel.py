@@ -109,7 +109,10 @@ BLOCKS = """
 import sys
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name in ("gguf", "prompt_toolkit", "transformers", "matplotlib", "tokenizers", "accelerate"):
+        if name in (
+            *("gguf", "prompt_toolkit", "transformers", "matplotlib", "tokenizers", "accelerate"),
+            *("safetensors", "huggingface_hub"),
+        ):
             raise ImportError(f"{name} is not there")
 sys.meta_path.insert(0, Blocked())
 """
@@ -117,7 +120,7 @@ sys.meta_path.insert(0, Blocked())
 
 @pytest.mark.slow
 def test_an_unpacked_wheel_checks_a_card_with_few_packages(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    """Nothing is installed, and neither gguf, prompt_toolkit nor transformers is needed; in tiny shapes on the CPU."""
+    """Nothing is installed, nor is what reads, fetches and tokenises models needed; in tiny shapes on the CPU."""
     wheel.extractall(tmp_path)
     (tmp_path / "sitecustomize.py").write_text(BLOCKS)
     saved = tmp_path / "found.json"

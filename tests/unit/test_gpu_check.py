@@ -94,7 +94,7 @@ def test_one_worker_does_all_sections_in_order_each_with_its_limit(workers: Any)
 
 
 def test_a_section_that_takes_its_process_along_stops_no_other(workers: Any, tmp_path: Path) -> None:
-    """What it had found is kept; the rest goes on in a new process, without Triton and with what is known."""
+    """What it had found is kept; the rest goes on in a new process, with what is known."""
     scripts, orders = workers
 
     def dies(order: Order) -> Iterator[Any]:
@@ -112,23 +112,54 @@ def test_a_section_that_takes_its_process_along_stops_no_other(workers: Any, tmp
     assert failed["rows"] == [{"kernel": "RMSNorm", "result": "ok"}]
     assert "some noise" in failed["problems"][0]
     assert [name for name, _ in orders[1].sections] == ["parity"]
-    assert not orders[1].triton and orders[1].facts == {"bandwidth": 1e9}
+    assert orders[1].facts == {"bandwidth": 1e9}
     assert has_failed(document)
     assert json.loads((tmp_path / "found.json").read_text()) == document
     assert "| FAILED |" in (tmp_path / "found.md").read_text()
 
 
 def test_a_device_that_answers_no_more_gets_a_new_process(workers: Any) -> None:
+    """The section `kernels` tries some that no other calls: what it meets says nothing about `parity`."""
     scripts, orders = workers
 
     def loses(order: Order) -> Iterator[Any]:
-        yield start("kernels")
+        yield start(order.sections[0][0])
         yield end(status="FAILED", reason="the device answers no more", problems=["Traceback"])
         yield Ended(9, "")
 
     scripts += [loses, well]
     assert states(checked("kernels", "parity")) == {"kernels": "FAILED", "parity": "ok"}
-    assert [order.triton for order in orders] == [True, False]
+    assert [order.triton for order in orders] == [True, True]
+    orders.clear()
+    scripts[:] = [loses, loses, well]
+    assert states(checked("kernels", "parity", "speed")) == {
+        "kernels": "FAILED",
+        "parity": "FAILED",
+        "speed": "ok",
+    }
+    assert [order.triton for order in orders] == [True, True, False]
+
+
+def test_a_section_that_is_late_may_go_on_while_it_reports_rows(
+    workers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for ever: 20 seconds after the end of the whole, everything ends."""
+    scripts, _ = workers
+    now, allowed = [started := time.perf_counter()], list[float]()
+    monkeypatch.setattr(gpu_check.time, "perf_counter", lambda: now[0])
+
+    def late(order: Order) -> Iterator[Any]:
+        yield start("parity")
+        for after in (30, 105, 123, 500):
+            now[0] = started + after
+            allowed.append((yield {"event": "rows", "rows": []}) - started)
+        yield end()
+        yield Ended(0, "")
+
+    scripts.append(late)
+    checked("parity")
+    # 90 seconds of its own, 450 for the whole
+    assert allowed == pytest.approx([110, 125, 143, 470], abs=2)
 
 
 def test_a_worker_that_cannot_start_fails_everything_with_its_last_words(workers: Any) -> None:

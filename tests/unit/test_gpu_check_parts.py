@@ -193,7 +193,7 @@ def test_a_kernel_that_gives_other_bits_the_second_time_has_failed(monkeypatch: 
 
 
 def test_kernels_are_left_out_with_the_reason() -> None:
-    for triton, reason in ((False, "left out after a section"), (True, "need a CUDA device")):
+    for triton, reason in ((False, "left out after two sections"), (True, "need a CUDA device")):
         probe, finding = Probe(CPU, TEST, triton=triton), Finding()
         gpu_check_kernels.check_kernels(probe, finding)
         assert finding.rows[0]["result"].startswith("not on this device: ") and probe.backends() == (

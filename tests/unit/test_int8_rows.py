@@ -12,6 +12,7 @@ from treeeagle_edge.checkpoint.bnb import StoredInt8
 from treeeagle_edge.gpu_check.models import FREE, RandomCheckpoint, RandomModel
 from treeeagle_edge.gpu_check.passes import FixedPass, filled_store
 from treeeagle_edge.gpu_check.sizes import SIZES
+from treeeagle_edge.kernels import reference_int8
 from treeeagle_edge.kernels.reference_int8 import int8_product, split_rows
 from treeeagle_edge.model import linear as linears
 from treeeagle_edge.model.int8_rows import quantise_rows
@@ -63,6 +64,27 @@ def test_activations_beyond_fp16_stay_finite(made: Callable[..., Linear], dtype:
     assert float(y[4, 7]) > FP16_MAX
     for row in range(17):
         assert distance(y[row], x[row].float() @ held(weight).T) < 0.004  # bf16 rounds the result by 0.0014
+
+
+@pytest.mark.parametrize("made", [quantised, stored])
+@pytest.mark.parametrize("out", [96, 97, 98, 99])
+def test_an_odd_vocabulary_is_multiplied_in_whole_fours(
+    made: Callable[..., Linear], out: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other numbers of output channels are an error of cuBLASLt."""
+    channels: list[int] = []
+    whole = reference_int8.integer_product
+
+    def watched(x: Tensor, codes: Tensor) -> Tensor:
+        channels.append(len(codes))
+        return whole(x, codes)
+
+    monkeypatch.setattr(reference_int8, "integer_product", watched)
+    weight, bias, x = weights(out), torch.arange(out).float(), activations().bfloat16()
+    linear = made(weight, bias)
+    y = linear(x)
+    assert y.shape == (17, out) and channels == [-(-out // 4) * 4]
+    assert distance(y, x.float() @ held(weight).T + bias) < 0.004
 
 
 def test_a_qwen2_whose_mlp_leaves_fp16_runs_at_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:

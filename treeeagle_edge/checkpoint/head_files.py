@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from treeeagle_edge.errors import InputError, reason_of
@@ -38,6 +37,8 @@ def read_head_tensors(weights: Path) -> dict[str, Tensor]:
     hint = "the file may be truncated or of another kind: fetch it again"
     try:
         if weights.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
             return load_file(weights)
         # weights_only: a pickle from the internet must not run code
         loaded = torch.load(weights, map_location="cpu", weights_only=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from treeeagle_edge.checkpoint.bnb import BnbTensors, StoredMatrix
 from treeeagle_edge.checkpoint.tensor_shapes import check_tensors
@@ -34,6 +33,9 @@ class _SafetensorsShard:
     """Memory-mapped by the safetensors library; a tensor is read when it is asked for."""
 
     def __init__(self, path: Path) -> None:
+        # here, since random weights need it not: `treeeagle gpu-check` runs where it is not installed
+        from safetensors import SafetensorError, safe_open
+
         self.path = path
         try:
             self._file: Any = safe_open(path, framework="pt", device="cpu")
@@ -116,6 +118,8 @@ class HFCheckpoint:
         return self._stored.matrix(name)
 
     def _read(self, name: str) -> torch.Tensor:
+        from safetensors import SafetensorError
+
         try:
             return self._shards[name].tensor(name)
         except (SafetensorError, OSError) as error:

@@ -74,7 +74,7 @@ class Probe:
     def triton_problem(self) -> str | None:
         """Why Triton's kernels are not run; None where they can be."""
         if not self._triton:
-            return "left out after a section that ended its process"
+            return "left out after two sections that ended their processes"
         problem = availability.problem()
         return None if problem is None else problem.message
 

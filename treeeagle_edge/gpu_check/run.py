@@ -1,8 +1,9 @@
 """Checks and measures the CUDA path in a few minutes: `treeeagle gpu-check`. docs/gpu.md shows the figures.
 
 Sections run one after another in a worker process, the most important ones first. After a section that fails, the next
-one runs. A section may also crash its process or never end: then the remaining sections run in a new process, without
-Triton's kernels. No model is downloaded: weights are random and made on the card.
+one runs. A section may also crash its process or never end: then the remaining sections run in a new process, and after
+the second such section without Triton's kernels: the first may have met a kernel that the others do not need. No model
+is downloaded: weights are random and made on the card.
 
 The result is a document of the schema "treeeagle-gpu-check/1":
 
@@ -32,7 +33,9 @@ SCHEMA = "treeeagle-gpu-check/1"
 _NO_TIME = "the time was over before it began"
 _LEAST_SECONDS = 8.0  # no worker is started where less time is left
 _START_SECONDS = 120.0  # a worker has imported PyTorch and found the device by then
-_GRACE_SECONDS = 20.0  # a section may take this much longer than its time before its process is killed
+# a section may take this much longer than its time, or than its last row, before its process is killed
+_GRACE_SECONDS = 20.0
+_MOST_LOSSES = 2  # processes that sections may take along before Triton is left out
 
 Document = dict[str, Any]
 
@@ -125,7 +128,7 @@ class _Run:
         self._progress = progress
         self._save = save
         self._stop = self.started + 60 * options.minutes
-        self._triton = True
+        self._losses = 0  # processes that a section took along
         self.document: Document = {
             "schema": SCHEMA,
             "environment": {},
@@ -147,7 +150,7 @@ class _Run:
         order = Order(
             device=self._options.device,
             size=self._options.size,
-            triton=self._triton,
+            triton=self._losses < _MOST_LOSSES,
             sections=tuple((plan.name, self._seconds(plan)) for plan in self.waiting),
             stop=time.time() + self.left,
             facts=self.document["facts"],
@@ -168,6 +171,8 @@ class _Run:
             elif kind == "rows":
                 assert begun is not None
                 begun.rows += event["rows"]
+                # it is late, and alive: killed, it would take Triton out of all that follows
+                until = max(until, min(time.perf_counter(), self._stop) + _GRACE_SECONDS)
             else:
                 assert begun is not None
                 self.document["facts"] |= event["facts"]
@@ -181,7 +186,7 @@ class _Run:
         return plan.seconds if self._options.size == "full" else self.left
 
     def _settle(self, begun: _Begun | None, ended: Ended) -> None:
-        """After a worker has ended: mark the section that it was in as failed, and run no Triton from now on."""
+        """After a worker has ended: mark the section that it was in as failed, and count it."""
         if begun is not None:
             seconds = time.perf_counter() - begun.since
             problems = [ended.said or ended.reason]
@@ -193,7 +198,7 @@ class _Run:
             self.skip(f"no worker could do it: {ended.reason}", status=FAILED)
         elif ended.code == 0:
             self.skip(_NO_TIME)
-        self._triton = False
+        self._losses += 1
 
     def _add(self, section: dict[str, Any]) -> None:
         self.waiting = [plan for plan in self.waiting if plan.name != section["name"]]

@@ -33,6 +33,7 @@ from treeeagle_edge.gpu_check.sizes import SIZES
 from treeeagle_edge.gpu_check.speed import check_speed
 from treeeagle_edge.gpu_check.timing import said
 from treeeagle_edge.hardware.detection import detect
+from treeeagle_edge.kernels.trial import use_card
 
 SECTIONS: Mapping[str, Callable[[Probe, Finding], None]] = MappingProxyType(
     {
@@ -64,7 +65,7 @@ def main(text: str) -> int:
     channel = _private_stdout()
     device = torch.device(order.device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        use_card(device)
     environment = describe(device)
     _send(channel, {"event": "environment", "environment": environment, "card": label(environment)})
     probe = Probe(

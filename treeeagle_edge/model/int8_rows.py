@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 LARGEST = 127  # an int8 code; the scale of a row of weights is that of its largest one
 # of a weight while it is quantised, in fp32: that fits the room which the plan keeps for sums
 _ROWS_AT_A_TIME = 512
+_CHANNELS = 4  # output channels come in so many: cuBLASLt has no product of int8 for other numbers (its documentation)
 
 
 def quantise_rows(weight: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -25,3 +27,16 @@ def quantise_rows(weight: Tensor, device: torch.device) -> tuple[Tensor, Tensor]
         scales = (absmax[piece] / LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
         codes[piece] = torch.round(wide / scales[:, None]).to(torch.int8)
     return codes, absmax
+
+
+def whole_channels(
+    codes: Tensor, absmax: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The weight [out, in], its scales and its bias [out] with channels of zeros behind them, up to a multiple of four:
+    a vocabulary may be odd. Callers cut them off the product.
+    """
+    missing = -len(codes) % _CHANNELS
+    if not missing:
+        return codes, absmax, bias
+    behind = (0, missing)
+    return F.pad(codes, (0, 0, *behind)), F.pad(absmax, behind), None if bias is None else F.pad(bias, behind)

@@ -19,7 +19,7 @@ from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.kernels import dispatch
 from treeeagle_edge.kernels.triton.fallback import installed_rule, reads_less_than_bitsandbytes
 from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE
-from treeeagle_edge.model.int8_rows import quantise_rows
+from treeeagle_edge.model.int8_rows import quantise_rows, whole_channels
 
 _NF4_CPU_ROWS = 32  # output channels that the fused CPU product takes at a time
 
@@ -159,8 +159,9 @@ class CudaInt8Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device, dtype: torch.dtype) -> None:
         """Quantise weight [out, in] while it moves to `device`; products run in `dtype`."""
         bitsandbytes_module()  # registers the product of integers
-        self.weight, self.absmax = quantise_rows(weight, device)
-        self.bias = None if bias is None else bias.to(device=device, dtype=dtype)
+        self._out = len(weight)
+        moved = None if bias is None else bias.to(device=device, dtype=dtype)
+        self.weight, self.absmax, self.bias = whole_channels(*quantise_rows(weight, device), moved)
 
     @property
     def nbytes(self) -> int:
@@ -169,7 +170,7 @@ class CudaInt8Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[M, in] -> [M, out] in the dtype of x."""
-        return dispatch.int8_product(x, self.weight, self.absmax, self.bias)
+        return dispatch.int8_product(x, self.weight, self.absmax, self.bias)[:, : self._out]
 
 
 def make_linear(

@@ -10,7 +10,7 @@ from torch import Tensor
 from treeeagle_edge.checkpoint.bnb import Stored4bit, StoredInt8, StoredMatrix
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.kernels import dispatch
-from treeeagle_edge.model.int8_rows import LARGEST
+from treeeagle_edge.model.int8_rows import LARGEST, whole_channels
 from treeeagle_edge.model.linear import Linear, PackedLinear, bitsandbytes_module, make_linear
 
 
@@ -80,10 +80,12 @@ class StoredInt8CudaLinear(StoredInt8Linear):
         """As for the CPU."""
         bitsandbytes_module()  # registers the product of integers
         super().__init__(matrix, bias, device, dtype)
+        self._out = len(self.weight)
+        self.weight, self.absmax, self.bias = whole_channels(self.weight, self.absmax, self.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[M, in] -> [M, out] in the dtype of x."""
-        return dispatch.int8_product(x, self.weight, self.absmax, self.bias)
+        return dispatch.int8_product(x, self.weight, self.absmax, self.bias)[:, : self._out]
 
 
 class JoinedLinear:
