@@ -24,10 +24,11 @@ sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != REPOSITOR
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: a process for each core that has 3 GB of memory, and four at most."""
-    from treeeagle_edge.hardware.cpu import detect_cpu, detect_ram
+    """`-n auto`: a process for each core that has 3 GB of memory, four at most; only one beside a card."""
+    from treeeagle_edge.hardware.detection import detect
 
-    return max(1, min(detect_cpu().cores, detect_ram().available // 3_000_000_000, 4))
+    here = detect()
+    return max(1, min(here.cpu.cores, here.ram.available // 3_000_000_000, 4)) if here.gpu is None else 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

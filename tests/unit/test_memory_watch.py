@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +16,9 @@ MB = 1 << 20
 
 
 def touch(megabytes: int) -> None:
-    """Hold that much for a moment, every page written."""
-    block = bytearray(megabytes * MB)
-    block[::4096] = b"x" * len(block[::4096])
+    """Hold that much for a moment, every page written: new pages, where a heap may have old ones to give."""
+    with mmap.mmap(-1, megabytes * MB) as block:
+        block[::4096] = b"x" * len(block[::4096])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's high-water mark is Linux")
