@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,6 +158,27 @@ def test_a_failed_capture_leaves_the_stream_in_force_and_says_what_failed(
         assert broken or made[-1]() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_nothing_is_collected_while_work_is_captured(enabled: bool, fails: bool, log: list[str]) -> None:
+    """A graph that is garbage in a circle would be destroyed then, which no capture survives."""
+    collects: list[bool] = []
+
+    def work() -> None:
+        collects.append(gc.isenabled())
+        if fails and len(collects) == 3:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(RuntimeError) if fails else nullcontext():
+            CudaCapture(CUDA)(work)
+        assert collects == [enabled, enabled, False] and gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_there_is_no_capture_on_a_cpu() -> None:

@@ -5,7 +5,9 @@ Where capturing fails the same work is launched piece by piece, and the reason i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import gc
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -60,7 +62,7 @@ class CudaCapture:
             recording = torch.cuda.graph(
                 graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"
             )
-            with torch.cuda.stream(current), recording:
+            with torch.cuda.stream(current), _without_collecting(), recording:
                 try:
                     work()
                 except BaseException as error:
@@ -70,6 +72,20 @@ class CudaCapture:
             raise cause or error from None
         finally:
             cause = None  # its traceback holds this frame: in a circle, tensors of the work would live on
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Python's collector waits: an older graph that it destroyed would break the capture (pytorch#161037), and so would
+    a kernel of Triton's. PyTorch has not collected before a capture since 2.9.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Runs:

@@ -49,8 +49,8 @@ SECTIONS: Mapping[str, Callable[[Probe, Finding], None]] = MappingProxyType(
         "graphs": check_graphs,
         "rounds": check_rounds,
         "linears-2": check_second_linears,
-        "products": check_products,
         "memory": check_memory,
+        "products": check_products,
         "passes-2": check_second_passes,
         "products-2": check_second_products,
     }
