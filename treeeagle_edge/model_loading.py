@@ -14,6 +14,7 @@ from treeeagle_edge.model.head import Head
 from treeeagle_edge.model.protocols import DraftHead, TargetModel
 from treeeagle_edge.model.target import Target, compute_dtype, load_target
 from treeeagle_edge.planning.alternatives import require_fit
+from treeeagle_edge.planning.backend import must_compile
 from treeeagle_edge.planning.known_models import find_known
 from treeeagle_edge.planning.memory_profile import MemoryProfile
 from treeeagle_edge.planning.model_shapes import planned_model
@@ -31,6 +32,8 @@ def plan_and_fetch(
 
     Raises CannotRunError where the plan does not fit: before the download, where shapes are known without the files.
     """
+    if must_compile(settings.kernels, bits=settings.bits, device=hardware.device):
+        progress("compiling kernels for this processor, which takes about 20 seconds; later starts find them")
     name = settings.model or profile.model
     model = planned_model(settings, profile) if find_known(name) else None
     if model is not None:

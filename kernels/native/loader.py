@@ -59,6 +59,17 @@ def problem() -> Problem | None:
     return _found()[0]
 
 
+def must_compile() -> bool:
+    """Whether `problem` will compile the library first, which takes some twenty seconds."""
+    if os.environ.get(OVERRIDE):
+        return False
+    try:
+        build.find_compiler()
+        return not build.is_whole(library_path())
+    except (build.NoCompilerError, OSError, RuntimeError):
+        return False
+
+
 def not_kept() -> Problem | None:
     """Why the library in use had to be built for this run alone; None where the cache keeps it."""
     return _found()[1]

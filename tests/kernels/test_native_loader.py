@@ -64,6 +64,21 @@ def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if not path.is_dir()]
 
 
+def test_whether_a_start_will_compile_is_known_before_it_does(
+    cache: Path, one_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_compiler()
+    assert loader.must_compile() and not cache.exists()
+    build.build(loader.library_path())
+    assert not loader.must_compile()
+    loader.library_path().write_bytes(b"cut off")
+    assert loader.must_compile()
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert not loader.must_compile()  # nothing could
+    monkeypatch.setenv(loader.OVERRIDE, str(tmp_path / "mine.so"))
+    assert not loader.must_compile()
+
+
 def test_without_a_compiler_the_hint_names_some(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

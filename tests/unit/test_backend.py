@@ -8,7 +8,7 @@ import pytest
 
 from treeeagle_edge.errors import CannotRunError, UsageError
 from treeeagle_edge.kernels.native import loader
-from treeeagle_edge.planning.backend import Backend, choose_backend
+from treeeagle_edge.planning.backend import Backend, choose_backend, must_compile
 from treeeagle_edge.planning.known_models import KNOWN_MODELS
 from treeeagle_edge.planning.notes import kernels_note
 
@@ -54,6 +54,23 @@ def test_torch_is_used_where_it_was_asked_for(compiler):
 def test_without_a_compiler_torch_takes_over_and_the_reason_is_kept(compiler):
     compiler()
     assert choose() == Backend(False, NO_COMPILER.reason, NO_COMPILER.hint)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "bits", "device", "compiles"),
+    [
+        (None, None, "cpu", True),
+        ("native", 4, "cpu", True),
+        ("torch", 4, "cpu", False),
+        (None, 16, "cpu", False),
+        (None, 4, "cuda:0", False),
+    ],
+)
+def test_a_first_start_is_known_beforehand(monkeypatch, wanted, bits, device, compiles):
+    monkeypatch.setattr(loader, "must_compile", lambda: True)
+    assert must_compile(wanted, bits=bits, device=device) == compiles
+    monkeypatch.setattr(loader, "must_compile", lambda: False)
+    assert not must_compile(wanted, bits=bits, device=device)
 
 
 def test_native_kernels_that_are_compiled_at_every_start_say_why(monkeypatch):

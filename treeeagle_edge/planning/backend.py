@@ -48,6 +48,15 @@ def choose_backend(
     return backend
 
 
+def must_compile(wanted: str | None, *, bits: int | None, device: str) -> bool:
+    """Whether a choice like this compiles native kernels first. bits: None where the profile or the model decides."""
+    if wanted == "torch" or device != "cpu" or bits not in (None, *NATIVE_BITS):
+        return False
+    from treeeagle_edge.kernels.native import loader
+
+    return loader.must_compile()
+
+
 def stored_bits(stored: StoredWidth, asked: int | None, backend: Backend) -> int:
     """Bits that a repository of quantised weights runs at: as stored on PyTorch's kernels, 8 on native ones.
 
