@@ -202,3 +202,8 @@ def fake_runtime(engine: ScriptEngine, codec: ByteCodec | None = None, **changes
         "notes": (),
     }
     return SimpleNamespace(**{**values, **changes})
+
+
+def sent(chat: Any) -> str:
+    """The text of the newest prompt that the engine of such a chat got."""
+    return ByteCodec().decode(chat.engine.prompts[-1], skip_special=False)
