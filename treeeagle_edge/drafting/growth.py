@@ -150,8 +150,8 @@ class AdaptiveGrowth:
 
         A candidate is worth it if its surest child could earn its own row, or the place of the weakest node so far.
         To see whether going deeper pays, all further levels are considered, since two or three levels may be worth
-        their head passes where one is not. Each is assumed to add two nodes, or to put them in the place of the
-        weakest, and to be reached by the chance that a walk goes on.
+        their head passes where one is not. Each is assumed to add a node, or to put one in the place of the weakest, and
+        to be reached by the chance that a walk goes on.
         """
         self.levels += 1
         count, tokens, value = self._best(candidates)
@@ -163,7 +163,7 @@ class AdaptiveGrowth:
         for depth in range(self.levels + 1, self.depth + 1):
             reach *= self._continues[depth]
             tokens += reach
-            more = min(more + 2, self._nodes)
+            more = min(more + 1, self._nodes)
             weakest = max(0, 2 * count - more)  # places below it are taken
             replaced = _total(candidates[weakest:count])
             cost = min(self._verify[more + 1], self._verify[count + 1] + replaced)

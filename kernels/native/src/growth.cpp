@@ -90,7 +90,7 @@ bool Candidates::pays(const Best& best, int64_t chosen) const {
   for (int64_t depth = levels_ + 1; depth <= growth_.depth; ++depth) {
     reach *= growth_.continues[depth];
     tokens += reach;
-    more = std::min(more + 2, growth_.nodes);
+    more = std::min(more + 1, growth_.nodes);
     double replaced = 0.0;  // the scores of those whose places are taken
     for (int64_t i = std::max<int64_t>(0, 2 * best.count - more); i < best.count; ++i) replaced += score(i);
     const double cost = std::min(growth_.verify[more + 1], growth_.verify[best.count + 1] + replaced);
