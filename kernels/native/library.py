@@ -25,7 +25,7 @@ from treeeagle_edge.kernels.native.structs import (
     Wanted,
 )
 
-VERSION = 5
+VERSION = 6
 
 
 class NativeError(CannotRunError):

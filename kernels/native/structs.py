@@ -117,9 +117,8 @@ class Growth(Structure):
         *_fields(c_int64, "depth branching nodes"),
         ("stop_ids", c_void_p),
         ("stop_count", c_int64),
-        *_fields(c_void_p, "verify draft continues walked seen"),
-        ("bins", c_int64),
-        *_fields(c_double, "bin_width prior least"),
+        *_fields(c_void_p, "verify draft continues calibration"),
+        ("least", c_double),
     ]
 
 

@@ -182,8 +182,7 @@ TRUE_ROWS = {
 }  # fmt: skip
 RULE = {
     "depth": 3, "branching": 2, "nodes": 4, "stop_ids": (c_int64 * 1)(3), "stop_count": 1, "verify": NUMBERS,
-    "draft": NUMBERS, "continues": NUMBERS, "walked": NUMBERS, "seen": NUMBERS, "bins": 14, "bin_width": 0.5,
-    "prior": 1.0, "least": 0.1,
+    "draft": NUMBERS, "continues": NUMBERS, "calibration": NUMBERS, "least": 0.1,
 }  # fmt: skip
 
 
@@ -222,12 +221,9 @@ def filled(struct: Any, values: dict[str, Any]) -> Any:
         ({"stop_count": -1}, "stop_count is -1"),
         ({"draft": None}, "draft is null"),
         ({"continues": None}, "continues is null"),
-        ({"walked": None}, "walked is null"),
-        ({"seen": None}, "seen is null"),
-        ({"bins": 0}, "bins is 0"),
-        ({"bin_width": float("nan")}, "bin_width is -?nan"),
-        ({"prior": 0.0}, "prior is 0"),
-        ({"least": 1.5}, "least is 1.5"),
+        ({"calibration": None}, "calibration is null"),
+        ({"least": 0.0}, "least is 0"),
+        ({"least": float("nan")}, "least is -?nan"),
     ],
 )
 def test_a_bad_draft_tree_is_refused(changed: dict[str, Any], words: str) -> None:

@@ -71,9 +71,9 @@ def test_time_is_worth_what_rounds_earn() -> None:
 def test_a_level_that_pays_only_with_the_next_ones_is_drafted() -> None:
     """A first level deeper earns 0.54 of a token and costs 0.8, but every later one costs 0.1."""
     costs, acceptance = CostModel(FLAT), Acceptance()
-    tree = DraftTree((0, 1, 2, 3, 4), (-1, 0, 1, 2, 3), (0, 1, 2, 3, 4), (0.0, -0.1, -0.2, -0.3, -0.4))
+    tree = DraftTree((0, 1, 2, 3, 4), (-1, 0, 1, 2, 3), (0, 1, 2, 3, 4), (0.0,) * 5)
     for _ in range(300):
-        acceptance.observe(tree, (0, 1, 2, 3, 4))  # walks go on
+        acceptance.observe(tree, (0, 1, 2, 3, 4))  # walks go on, as the head was sure that they would
     costs._draft = Curve((1, 2, 3, 4, 5, 6), (0.001, 0.009, 0.010, 0.011, 0.012, 0.013))
     growth = AdaptiveGrowth(BOUNDS, costs, acceptance, 100.0)
     candidates = level(growth, None, [0.6])
@@ -114,15 +114,30 @@ def test_calibration_approaches_what_walks_show(truth: float) -> None:
         acceptance.observe(tree, (0, 1) if draw.random() < truth else (0,))
     assert acceptance.chance(math.log(0.5)) == pytest.approx(truth, abs=0.08)
     assert acceptance.continues(1) == pytest.approx(truth, abs=0.08)
-    assert acceptance.chance(math.log(0.01)) < 0.05  # other probabilities have learnt nothing
+
+
+@pytest.mark.parametrize("truth", [{0.9: 0.7, 0.5: 0.5, 0.1: 0.3}, {0.8: 0.95, 0.5: 0.7, 0.05: 0.1}])
+def test_a_head_that_is_too_sure_or_too_modest_is_seen_through(truth: dict[float, float]) -> None:
+    acceptance, draw = Acceptance(), random.Random(1)
+    for _ in range(1500):
+        for claimed, real in truth.items():
+            tree = DraftTree((0, 1), (-1, 0), (0, 1), (0.0, math.log(claimed)))
+            acceptance.observe(tree, (0, 1) if draw.random() < real else (0,))
+    for claimed, real in truth.items():
+        assert acceptance.chance(math.log(claimed)) == pytest.approx(real, abs=0.1)
+
+
+def test_no_chance_is_certain() -> None:
+    acceptance = Acceptance()
+    assert 0.999 < acceptance.chance(0.0) < 1.0
+    assert 0.0 < acceptance.chance(-1e6) < 0.001
 
 
 def test_nodes_below_a_rejected_parent_teach_nothing() -> None:
-    acceptance = Acceptance()
-    tree = DraftTree((0, 1, 2), (-1, 0, 1), (0, 1, 2), (0.0, math.log(0.5), math.log(0.5) + math.log(0.9)))
-    before = acceptance.chance(math.log(0.9))
-    acceptance.observe(tree, (0,))
-    assert acceptance.chance(math.log(0.9)) == before
+    whole, first = Acceptance(), Acceptance()
+    whole.observe(DraftTree((0, 1, 2), (-1, 0, 1), (0, 1, 2), (0.0, math.log(0.5), math.log(0.45))), (0,))
+    first.observe(DraftTree((0, 1), (-1, 0), (0, 1), (0.0, math.log(0.5))), (0,))
+    assert whole.calibration == first.calibration != Acceptance().calibration
 
 
 def a_round(accepted: int, *, drafted: int = 4, draft_s: float = 0.002, verify_s: float = 0.012) -> Round:

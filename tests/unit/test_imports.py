@@ -76,6 +76,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "protocols": ("model.protocols",),
     "drafter": (
         *(
+            "drafting.online_line",
             "drafting.acceptance",
             "drafting.costs",
             "drafting.growth",

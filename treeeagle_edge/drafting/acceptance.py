@@ -5,38 +5,40 @@ from __future__ import annotations
 import math
 from array import array
 
+from treeeagle_edge.drafting.online_line import OnlineLine
 from treeeagle_edge.tree import DraftTree
 
-_BINS = 14  # of half a nat each: from certain down to one in a thousand
-_BIN_WIDTH = 0.5  # nats
-_PRIOR = 12.0  # how many observations the head's own probability counts for
-_DECAY = 0.998  # an observation loses half its weight in some 350 later ones of its bin
-_LEAST = 1e-4  # no chance is below this
+_LEAST = 1e-4  # a chance is that far from 0 and from 1
+_DOUBT = (0.2, 0.0, 0.02)  # variances at the start: shift and slope may be off by some 0.5 and 0.15
+_KEEP = 0.995  # half of what a node taught is forgotten in some 140 later ones
+_LEAST_SLOPE = 0.1  # a node of more probability never has less of a chance
+_DECAY = 0.998  # weight that a walk keeps with each later one, in how often walks go on
 
 
 class Acceptance:
     """Calibration of draft probabilities, learnt online from accepted and rejected nodes.
 
-    Only nodes whose parent was walked count: about the others the target said nothing. Reliability binning (DeGroot and
-    Fienberg, 1983) with the head's own probability as the prior.
+    The log odds of a node to be walked are a straight line over those that the head gives it (Platt scaling, 1999), at
+    first the same, and learnt by one step of Newton's method for each node. Only nodes whose parent was walked count:
+    about the others the target said nothing.
     """
 
+    least = _LEAST
+
     def __init__(self) -> None:
-        self._seen = array("d", [0.0] * _BINS)
-        self._walked = array("d", [0.0] * _BINS)
+        self._line = OnlineLine(0.0, 1.0, doubt=_DOUBT, keep=_KEEP, least=(-math.inf, _LEAST_SLOPE))
         self._reached: dict[int, float] = {}  # depth -> walks that could have gone on to it
         self._went_on: dict[int, float] = {}
 
     @property
-    def calibration(self) -> tuple[array[float], array[float], float, float, float]:
-        """What `chance` is computed from: nodes walked and seen by bin, a bin's width in nats, the prior, the least."""
-        return self._walked, self._seen, _BIN_WIDTH, _PRIOR, _LEAST
+    def calibration(self) -> array[float]:
+        """[2] float64: shift and slope of the log odds. Their values change, their place does not."""
+        return self._line.terms
 
     def chance(self, log_prob: float) -> float:
         """Probability that a node is walked once its parent is, given the head's log-probability for it."""
-        at = _bin(log_prob)
-        found = (self._walked[at] + _PRIOR * math.exp(log_prob)) / (self._seen[at] + _PRIOR)
-        return found if _LEAST < found < 1.0 else 1.0 if found >= 1.0 else _LEAST
+        odds = max(self._line.at(_log_odds(log_prob)), math.log(_LEAST))
+        return 1.0 / (1.0 + math.exp(-odds))
 
     def chances(self, tree: DraftTree) -> list[float]:
         """[N] of each row of a tree that the head drafted, that it is walked; the root always is."""
@@ -56,18 +58,18 @@ class Acceptance:
         """
         walked = tuple(row for row in walked if row < tree.head_rows)
         path = set(walked)
-        parents = set(tree.parents[: tree.head_rows])
-        for row, parent in enumerate(tree.parents[: tree.head_rows]):
+        parents = tree.parents[: tree.head_rows]
+        for row, parent in enumerate(parents):
             if parent in path:
-                at = _bin(tree.log_probs[row] - tree.log_probs[parent])
-                self._seen[at] = self._seen[at] * _DECAY + 1.0
-                self._walked[at] = self._walked[at] * _DECAY + (row in path)
+                log_prob = tree.log_probs[row] - tree.log_probs[parent]
+                chance = self.chance(log_prob)
+                self._line.learn(_log_odds(log_prob), (row in path) - chance, chance * (1.0 - chance))
         for depth, row in enumerate(walked, start=1):
             if row in parents:
                 self._reached[depth] = self._reached.get(depth, 0.0) * _DECAY + 1.0
                 self._went_on[depth] = self._went_on.get(depth, 0.0) * _DECAY + (depth < len(walked))
 
 
-def _bin(log_prob: float) -> int:
-    at = int(-log_prob / _BIN_WIDTH)
-    return at if at < _BINS else _BINS - 1
+def _log_odds(log_prob: float) -> float:
+    log_prob = min(log_prob, -_LEAST)
+    return log_prob - math.log(-math.expm1(log_prob))

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from treeeagle_edge.drafting.online_line import OnlineLine
 from treeeagle_edge.rounds import Round
 
 _LEARN = 0.08  # weight of the newest round in the seconds of sampling
 _LEARN_POINT = 0.02  # the same in the correction of a single point
 _KEEP = 0.97  # weight that earlier rounds keep with each newer one, in the two factors of a curve
-# of the two factors at the start: variance, covariance, variance, in units of the noise of one round
-_DOUBT = (0.3, 0.0, 1.5)
+_DOUBT = (0.3, 0.0, 1.5)  # variances of the two factors at the start, in units of the noise of one round
 _LEAST_FACTOR = 0.05
 _MOST_OFF = 3.0  # times too long; what took longer was interrupted
 _LEVELS = 8  # points of the curve of drafting; beyond the last, costs are in proportion
@@ -50,19 +49,19 @@ class Curve:
         """`points` ascending, from 1. More never takes less: no point is above what a later one took."""
         self._points = tuple(points)
         self._seconds = [min(seconds[at:]) for at in range(len(points))]
-        self._first, self._more = 1.0, 1.0  # the factors
-        self._doubt = _DOUBT  # how unsure they are
+        # the factors, over what a count adds to the first; all in units of what a count of one took at the start
+        self._factors = OnlineLine(1.0, 1.0, doubt=_DOUBT, keep=_KEEP, least=(_LEAST_FACTOR, _LEAST_FACTOR))
         self._lines: list[_Line] = []
 
     def at(self, count: int) -> float:
         """Seconds for `count`: straight lines between the points, in proportion beyond them."""
-        first = self._seconds[0]
-        return self._first * first + self._more * (self._measured(count) - first)
+        return self._seconds[0] * self._factors.at(self._added(count))
 
     def up_to(self, most: int) -> list[float]:
         """`at` of 1, 2, ..., `most`."""
-        known, more = self._seconds, self._more
-        base = (self._first - more) * known[0]
+        known = self._seconds
+        first, more = self._factors.terms
+        base = (first - more) * known[0]
         lines = self._lines_to(most)[:most]
         return [base + more * (part * known[low] + rest * known[high]) for low, part, high, rest in lines]
 
@@ -70,31 +69,15 @@ class Curve:
         """Learn from one measurement, which counts as at most `_MOST_OFF` times too long."""
         expected = self.at(count)
         off = min(seconds / expected, _MOST_OFF) - 1.0
-        added = self._measured(count) / self._seconds[0] - 1.0
-        self._learn_factors(added, off * expected / self._seconds[0])
+        self._factors.learn(self._added(count), off * expected / self._seconds[0])
         low, part, high, rest = self._lines[count - 1]
         self._seconds[low] *= 1.0 + _LEARN_POINT * min(part, 1.0) * off
         self._seconds[high] *= 1.0 + _LEARN_POINT * rest * off
 
-    def _measured(self, count: int) -> float:
+    def _added(self, count: int) -> float:
+        """What was measured for `count`, beyond what a count of one took and as a share of it."""
         low, part, high, rest = self._lines_to(count)[count - 1]
-        return part * self._seconds[low] + rest * self._seconds[high]
-
-    def _learn_factors(self, added: float, error: float) -> None:
-        """Recursive least squares with forgetting (Ljung, System Identification, 1999, chapter 11) for
-        first + added * more, in units of what a count of one took at the start; it was `error` too small.
-        """
-        first, both, more = self._doubt
-        along_first, along_more = first + added * both, both + added * more
-        weight = 1.0 / (_KEEP + along_first + added * along_more)
-        self._first = max(_LEAST_FACTOR, self._first + weight * along_first * error)
-        self._more = max(_LEAST_FACTOR, self._more + weight * along_more * error)
-        # what is not seen for long becomes unsure again, but never more than at the start
-        first = min((first - weight * along_first * along_first) / _KEEP, _DOUBT[0])
-        more = min((more - weight * along_more * along_more) / _KEEP, _DOUBT[2])
-        most = 0.99 * math.sqrt(first * more)
-        both = min(max((both - weight * along_first * along_more) / _KEEP, -most), most)
-        self._doubt = (first, both, more)
+        return (part * self._seconds[low] + rest * self._seconds[high]) / self._seconds[0] - 1.0
 
     def _lines_to(self, count: int) -> list[_Line]:
         """The lines of the counts 1, 2, ..., `count` and perhaps more. They are made once, and never change."""

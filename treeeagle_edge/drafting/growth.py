@@ -121,7 +121,7 @@ class AdaptiveGrowth:
         self._stop_ids = stop_ids
         self._draft, self._continues = (array("d", [0.0] * (bounds.depth + 1)) for _ in range(2))
         self._verify = array("d", [0.0] * (bounds.nodes + 3))
-        worth = Worth(self._verify, self._draft, self._continues, *acceptance.calibration)
+        worth = Worth(self._verify, self._draft, self._continues, acceptance.calibration, acceptance.least)
         self.rule = GrowthRule(bounds.depth, bounds.branching, bounds.nodes, array("q", stop_ids), worth)
         self._trees = 0
         self.begin(rate)
@@ -150,8 +150,8 @@ class AdaptiveGrowth:
 
         A candidate is worth it if its surest child could earn its own row, or the place of the weakest node so far.
         To see whether going deeper pays, all further levels are considered, since two or three levels may be worth
-        their head passes where one is not. Each is assumed to add a node, or to put one in the place of the weakest, and
-        to be reached by the chance that a walk goes on.
+        their head passes where one is not. Each is assumed to add a node, or to put one in the place of the weakest,
+        and to be reached by the chance that a walk goes on.
         """
         self.levels += 1
         count, tokens, value = self._best(candidates)

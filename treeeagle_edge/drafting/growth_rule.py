@@ -16,11 +16,10 @@ class Worth:
     verify: array[float]  # [nodes + 3] cost of a verify pass over 0, 1, ... rows, in tokens
     draft: array[float]  # [depth + 1] cost of drafting 0, 1, ... levels, in tokens
     continues: array[float]  # [depth + 1] chance that a walk which could go on to this depth does
-    walked: array[float]  # [bins] nodes that were walked, by the head's log-probability for them
-    seen: array[float]  # [bins] nodes whose parent was walked, so that they could have been
-    bin_width: float  # nats; the last bin holds all that is beyond
-    prior: float  # how many observations the head's own probability counts for
-    least: float  # no node's chance is below this
+    calibration: array[
+        float
+    ]  # [2] shift and slope of a node's log odds to be walked over those that the head gives
+    least: float  # a node's chance is that far from 0 and from 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,8 +194,8 @@ def _growth(rule: GrowthRule) -> Growth:
     worth = rule.worth
     if worth is None:
         return Growth(*bounds)
-    costs = (values.buffer_info()[0] for values in (worth.verify, worth.draft, worth.continues, worth.walked))
-    return Growth(*bounds, *costs, *worth.seen.buffer_info(), worth.bin_width, worth.prior, worth.least)
+    arrays = (worth.verify, worth.draft, worth.continues, worth.calibration)
+    return Growth(*bounds, *(values.buffer_info()[0] for values in arrays), worth.least)
 
 
 def _copy(output: HeadOutput) -> HeadOutput:

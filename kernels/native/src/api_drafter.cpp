@@ -25,20 +25,12 @@ Growth checked_growth(const te_growth* g, const HeadConfig& head) {
   need(g->verify, "verify");
   need(g->draft, "draft");
   need(g->continues, "continues");
-  need(g->walked, "walked");
-  need(g->seen, "seen");
-  need_between(g->bins, 1, INT32_MAX, "bins");
-  if (!(g->bin_width > 0.0)) refuse("bin_width is %g, not above 0", g->bin_width);
-  if (!(g->prior > 0.0)) refuse("prior is %g, not above 0", g->prior);
-  if (!(g->least >= 0.0 && g->least <= 1.0)) refuse("least is %g, outside 0..1", g->least);
+  need(g->calibration, "calibration");
+  if (!(g->least > 0.0 && g->least < 0.5)) refuse("least is %g, outside 0..0.5", g->least);
   growth.verify = g->verify;
   growth.draft = g->draft;
   growth.continues = g->continues;
-  growth.walked = g->walked;
-  growth.seen = g->seen;
-  growth.bins = g->bins;
-  growth.bin_width = g->bin_width;
-  growth.prior = g->prior;
+  growth.calibration = g->calibration;
   growth.least = g->least;
   return growth;
 }

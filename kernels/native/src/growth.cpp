@@ -9,10 +9,9 @@ namespace te {
 bool Growth::stops(int64_t token) const { return std::find(stop_ids, stop_ids + stop_count, token) != stop_ids + stop_count; }
 
 double Growth::chance(double log_prob) const {
-  const double at = -log_prob / bin_width;
-  const int64_t bin = at >= static_cast<double>(bins - 1) ? bins - 1 : at > 0.0 ? static_cast<int64_t>(at) : 0;
-  const double found = (walked[bin] + prior * std::exp(log_prob)) / (seen[bin] + prior);
-  return found >= 1.0 ? 1.0 : found > least ? found : least;
+  const double sure = std::min(log_prob, -least);
+  const double odds = calibration[0] + calibration[1] * (sure - std::log(-std::expm1(sure)));
+  return 1.0 / (1.0 + std::exp(-std::max(odds, std::log(least))));
 }
 
 Candidates::Candidates(int64_t max_expanded, int64_t max_scored)

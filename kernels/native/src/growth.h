@@ -17,12 +17,8 @@ struct Growth {
   const double* verify = nullptr;     // [nodes + 3] a target pass over so many rows, in tokens; null: a fixed tree
   const double* draft = nullptr;      // [depth + 1] so many levels, in tokens
   const double* continues = nullptr;  // [depth + 1] chance that a walk that could goes on to this depth
-  const double* walked = nullptr;     // [bins] nodes walked, by the head's log-probability ...
-  const double* seen = nullptr;       // [bins] ... of those that could have been
-  int64_t bins = 0;
-  double bin_width = 0.0;  // nats
-  double prior = 0.0;      // observations that the head's own word counts for
-  double least = 0.0;      // the smallest chance
+  const double* calibration = nullptr;  // [2] shift and slope of the log odds
+  double least = 0.0;                 // a chance is that far from 0 and from 1
 
   bool stops(int64_t token) const;
   double chance(double log_prob) const;  // that a node is walked once its parent is

@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define TE_VERSION 5
+#define TE_VERSION 6
 
 enum { TE_Q8 = 0, TE_Q4_0 = 1, TE_Q4_1 = 2 };                  /* weight formats, blocks of 32 */
 enum { TE_FROM_FLOAT = 0, TE_FROM_GGUF = 1 };                  /* fp32 rows to quantise; GGUF blocks of that format */
@@ -120,18 +120,16 @@ typedef struct {
  * whole vocabulary; of all nodes scored at most the best `nodes` are kept.
  * Without `verify`: the rule of EAGLE-2. Nodes rank by the log-probability of their path.
  * With it: nodes rank by their chance of being walked, and the tree grows while the tokens expected of it are worth more
- * than their cost. The chance of a node once its parent is walked is (walked + prior * p) / (seen + prior), at least `least`,
- * with the counts of its bin: bin b holds -ln p from b * bin_width on, the last one all that is beyond. */
+ * than their cost. The log odds of a node to be walked, once its parent is, are a shift plus a slope times those that the
+ * head gives it. */
 typedef struct {
   int64_t depth, branching, nodes;
   const int64_t* stop_ids; int64_t stop_count;
   const double* verify;    /* [nodes + 3] cost of a target pass over so many rows, in tokens; or null */
   const double* draft;     /* [depth + 1] cost of so many levels, in tokens */
   const double* continues; /* [depth + 1] chance that a walk which could go on to this depth does */
-  const double* walked;    /* [bins] */
-  const double* seen;      /* [bins] */
-  int64_t bins;
-  double bin_width, prior, least;
+  const double* calibration; /* [2] shift and slope of the log odds */
+  double least;            /* above 0: a chance is that far from 0 and from 1 */
 } te_growth;
 
 typedef struct {
