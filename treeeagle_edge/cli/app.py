@@ -93,7 +93,7 @@ for name, command, summary in (  # what fits a line of 80 columns; the rest is s
     ("pull", pull_command, "Fetch a model or a draft head from the hub."),
     ("profile", profile_command, "Say what runs on this machine, in what memory, how fast."),
     ("bench", bench_command, "Measure decoding with the tree against plain decoding."),
-    ("eval-head", eval_head_command, "Measure how far a draft head foresees its model."),
+    ("eval-head", eval_head_command, "Measure how well a draft head predicts its model."),
     ("train", train_command, "Train a draft head for a model, from text it writes."),
     ("gpu-check", gpu_check_command, "Check and measure the CUDA path on a card."),
 ):

@@ -15,9 +15,11 @@ import typer
 from treeeagle_edge.cli import options as shared
 from treeeagle_edge.cli.console import EXIT_INTERRUPT, EXIT_OK, is_terminal, note, progress_line, say
 from treeeagle_edge.cli.option_groups import with_groups
+from treeeagle_edge.cli.sampling_options import SamplingChoices, StopOption, stop_strings
 from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.paths import typed_path
 from treeeagle_edge.text_file import read_stream
+from treeeagle_edge.units import counted
 
 if TYPE_CHECKING:
     from treeeagle_edge.cli.conversation import Conversation
@@ -67,11 +69,11 @@ def chat_command(
     show_prompt: shared.ShowPromptOption = False,
     machine: shared.MachineOptions,
     tree: shared.TreeOptions,
-    choices: shared.SamplingChoices,
-    stop: shared.StopOption = None,
+    choices: SamplingChoices,
+    stop: StopOption = None,
 ) -> None:
     """Chat at the terminal, or answer once with -p or piped text. Answers go to stdout, all else to stderr."""
-    settings = shared.run_settings(**vars(machine), **vars(tree))
+    settings = shared.run_settings(machine, tree)
     if raw and system:
         raise UsageError(
             "--system has no place in --raw, which sends the text as it is", "leave one of them out"
@@ -100,7 +102,7 @@ def _read_wishes(
 ) -> _Wishes:
     """Look at files now: what is wrong with them should not wait for a model to load."""
     from treeeagle_edge.chat.history import last_session_path, load_session
-    from treeeagle_edge.cli.conversation import system_prompt
+    from treeeagle_edge.cli.given_files import system_prompt
     from treeeagle_edge.cli.saved_settings import saved_choices
 
     resume = last_session_path() if continue_ else None
@@ -110,7 +112,7 @@ def _read_wishes(
         system=None if system is None else system_prompt(system) or "",
         raw=raw,
         show_prompt=show_prompt,
-        stops=shared.stop_strings(stop),
+        stops=stop_strings(stop),
         json=json_,
         markdown=markdown,
         wrap=not no_wrap,
@@ -148,7 +150,7 @@ def _comes_soon(stream: TextIO | None) -> bool:
     if stream is None:
         return True
     try:
-        return stream is None or bool(select.select([stream], [], [], PATIENCE_S)[0])
+        return bool(select.select([stream], [], [], PATIENCE_S)[0])
     except (OSError, ValueError):  # closed, no file, or of a kind that cannot be waited for
         return True
 
@@ -167,7 +169,7 @@ def _piped(*, raw: bool) -> str:
 
 
 def _start(
-    settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wishes, *, one_shot: bool = False
+    settings: RunSettings, choices: SamplingChoices, wishes: _Wishes, *, one_shot: bool = False
 ) -> Conversation:
     """Load the runtime, with progress on stderr, and set up the conversation."""
     from treeeagle_edge.chat.history import Autosave, new_session_path, path_now
@@ -203,7 +205,7 @@ def _start(
     return conversation
 
 
-def _chat(settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wishes) -> int:
+def _chat(settings: RunSettings, choices: SamplingChoices, wishes: _Wishes) -> int:
     """A chat, whose first message may be typed while the model loads. Returns the exit code."""
     from treeeagle_edge.cli.line_input import choose_input
     from treeeagle_edge.cli.repl import run_repl
@@ -212,8 +214,7 @@ def _chat(settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wishe
     with source.kept_keys():
         conversation = _start(settings, choices, wishes)
         if conversation.session.turns:
-            count = len(conversation.session.turns)
-            say(f"going on after {count} message{'' if count == 1 else 's'}")
+            say(f"going on after {counted(len(conversation.session.turns), 'message')}")
         return run_repl(conversation, source)
 
 

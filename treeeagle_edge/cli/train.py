@@ -120,7 +120,9 @@ def train_command(
         raise UsageError(f"--learning-rate is {learning_rate}, which is out of range", "use 0.0003 to 0.003")
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is no folder", "give a folder, or a name that is not taken yet")
-    settings = shared.run_settings(model=target, bits=bits, device=device, threads=threads, kernels=kernels)
+    settings = shared.run_settings(
+        shared.MachineOptions(model=target, bits=bits, device=device, threads=threads, kernels=kernels)
+    )
 
     from treeeagle_edge.training.processes import find_place
     from treeeagle_edge.training.run import train
