@@ -30,8 +30,8 @@ from treeeagle_edge.cli.pull import pull_command
 from treeeagle_edge.cli.train import train_command
 from treeeagle_edge.errors import CannotRunError, InputError, TreeEagleError, UsageError, reason_of
 
-# Base of every complaint about the command line, by way of one that typer exports: its own lies in click, or in the copy
-# of click that newer versions of typer bring.
+# Base of every complaint about the command line, by way of one that typer exports: it lies in click, or in the copy of
+# click that newer versions of typer bring.
 _BadParameter: type[Exception] = typer.BadParameter
 _OptionError: Any = _BadParameter.__mro__[2]
 _NOT_A_NUMBER = re.compile(r"for '(--[a-z-]+)'.*valid (integer|number|float)")

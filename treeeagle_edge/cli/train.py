@@ -189,6 +189,6 @@ def _say_nothing(text: str) -> None:
 def _finish(outcome: Outcome) -> None:
     last = outcome.record.held_out[-1]
     shares = ", ".join(f"{100 * share:.0f}" for share in last["hits"])
-    say(f"held out, share of tokens foreseen by step: {shares} %")
+    say(f"held out, share of tokens predicted by step: {shares} %")
     say(f"the head is in {outcome.folder}")
     say(f"  try it: treeeagle chat --head {outcome.folder}")
