@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from treeeagle_edge.errors import CannotRunError, TreeEagleError, reason_of
+from treeeagle_edge.kernels.current_card import on_card, use_card
 from treeeagle_edge.kernels.dispatch import TRITON, leave_out, set_backend, use_backend
 from treeeagle_edge.kernels.trial_cases import Case, ModelShape, cases
 from treeeagle_edge.kernels.triton import availability
@@ -31,7 +31,7 @@ def relative_error(name: str, case: Case) -> float:
 
     Raises whatever the backend raises; afterwards the backend that was in force is in force again.
     """
-    with _on(case.device):
+    with on_card(case.device):
         with use_backend("reference"):
             expected = case.call()
         with use_backend(name):
@@ -105,16 +105,6 @@ def choose_kernels(
     return tuple(f"slower without Triton's kernels: {each}" for each in told(found))
 
 
-def use_card(device: torch.device) -> None:
-    """Make a card the current one, since Triton launches there, and its products of fp32 those of fp32.
-
-    Images with PyTorch for CUDA set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, which would give them ten bits of mantissa: to
-    scores of attention, and to what kernels are compared with.
-    """
-    torch.cuda.set_device(device)
-    torch.set_float32_matmul_precision("highest")
-
-
 def told(refused: Mapping[str, str]) -> list[str]:
     """What `refusals` found, for a person: one item for each reason."""
     return [
@@ -162,11 +152,6 @@ def require_device(device: torch.device, what: str) -> None:
         raise CannotRunError(
             f"{what} broke CUDA for this process: {reason_of(error)}", "use --kernels torch, and report it"
         ) from error
-
-
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a card the current one: Triton launches there, wherever the tensors lie."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 if __name__ == "__main__":

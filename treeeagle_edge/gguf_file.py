@@ -50,9 +50,7 @@ class GGUFFile:
     """A GGUF file whose header has been read; tensor bytes stay on disk until asked for."""
 
     path: Path
-    metadata: dict[
-        str, Any
-    ]  # scalars, strings, and arrays as lists; those of the tokenizer only if asked for
+    metadata: dict[str, Any]  # scalars, strings, arrays as lists; those of the tokenizer only if asked for
     tensors: dict[str, GGUFTensor]
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,14 @@ def parse_json(text: str) -> Any:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     return value
+
+
+def json_lines(text: str) -> Iterator[tuple[int, str]]:
+    """The lines of a JSONL text that are not blank, with their numbers from 1.
+
+    Not those of str.splitlines(), which also splits at U+2028 and others that JSON strings may hold.
+    """
+    return ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
 
 
 def json_reason(error: ValueError) -> str:

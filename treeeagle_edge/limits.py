@@ -11,5 +11,6 @@ CAPTURED_KINDS = 2  # ways to choose tokens whose graphs are kept: greedy, and t
 MAX_EXPANSIONS = 512
 # scores that plain attention computes at a time; more where a single row has more
 ATTENTION_SCORES = 8 * 2**20
+MOST_THREADS = 256  # of the native kernels; thousands would end the program without a word
 MOST_UNROLLED = 16  # drafting steps that a head is trained through, all beyond the last token of a dialogue
 ROTARY_MARGIN = 64  # rotary positions beyond the context: the deepest draft tree at its very end needs fewer

@@ -9,7 +9,7 @@ import torch
 from treeeagle_edge.checkpoint.head import open_head
 from treeeagle_edge.checkpoint.opening import Checkpoint
 from treeeagle_edge.hardware.detection import Hardware
-from treeeagle_edge.limits import MAX_EXPANSIONS, PREFILL_CHUNK
+from treeeagle_edge.limits import MAX_EXPANSIONS, MOST_THREADS, PREFILL_CHUNK
 from treeeagle_edge.model.head import Head
 from treeeagle_edge.model.protocols import DraftHead, TargetModel
 from treeeagle_edge.model.target import Target, compute_dtype, load_target
@@ -106,7 +106,7 @@ def load_planned_target(
             lm_head_bits=plan.asked_lm_head,
             places=[torch.device(device) for device in plan.layer_devices],
         )
-    from treeeagle_edge.kernels.native.team import MOST_THREADS, Team
+    from treeeagle_edge.kernels.native.team import Team
     from treeeagle_edge.model.native_target import load_native_target
 
     team = Team(min(threads, MOST_THREADS))

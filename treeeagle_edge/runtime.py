@@ -96,17 +96,6 @@ def load_runtime(settings: RunSettings, *, progress: Progress = silent) -> Runti
             exact=settings.exact,
             cache=_costs_path(plan, hardware, threads, drafts=head is not None),
         )
-    notes = [*hardware.notes, *slower, *engine.notes]
-    if plan.backend.native and plan.backend.reason is not None:
-        notes.append(f"{plan.backend.reason}; {plan.backend.hint}")
-    notes += [
-        f"{note.text}; {note.hint}" for note in (plan.note, plan.rotation, plan.split) if note is not None
-    ]
-    if head is not None:
-        notes += head.notes
-    elif not settings.wants_plain and (profile.head or "").lower() != "none" and plan.rotation is None:
-        drafted = "only what the text repeats is drafted" if engine.speculates else "it decodes plainly"
-        notes.append(f"no draft head for {plan.model.name} is on this machine, so {drafted}")
     return Runtime(
         engine=engine,
         tokenizer=tokenizer,
@@ -121,9 +110,34 @@ def load_runtime(settings: RunSettings, *, progress: Progress = silent) -> Runti
         context=plan.context,
         tree=engine.tree,
         kernels="native" if plan.backend.native else "torch",
-        notes=tuple(notes),
+        notes=(
+            *hardware.notes,
+            *slower,
+            *engine.notes,
+            *_plan_notes(plan),
+            *_head_notes(plan, settings, engine),
+        ),
         other_devices=plan.devices[1:],
     )
+
+
+def _plan_notes(plan: RunPlan) -> list[str]:
+    """What a person should know of kernels, stored widths, rotation and the split over cards, in sentences."""
+    backend, notes = plan.backend, []
+    if backend.native and backend.reason is not None:
+        notes.append(f"{backend.reason}; {backend.hint}")
+    found = (plan.note, plan.rotation, plan.split)
+    return notes + [f"{note.text}; {note.hint}" for note in found if note is not None]
+
+
+def _head_notes(plan: RunPlan, settings: RunSettings, engine: Engine) -> tuple[str, ...]:
+    """What to know about the draft head, or that there is none although nobody asked to do without."""
+    if engine.head is not None:
+        return engine.head.notes
+    if settings.wants_plain or (plan.profile.head or "").lower() == "none" or plan.rotation is not None:
+        return ()
+    drafted = "only what the text repeats is drafted" if engine.speculates else "it decodes plainly"
+    return (f"no draft head for {plan.model.name} is on this machine, so {drafted}",)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Numbers of bytes in words."""
+"""Numbers in words: of bytes, and of things."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def format_size(nbytes: float) -> str:
         if nbytes >= 0.9995 * size:
             return f"{nbytes / size:.{1 if unit == 'GB' else 0}f} {unit}"
     return f"{nbytes:.0f} B"
+
+
+def counted(count: int, thing: str) -> str:
+    """ "1 token", "1,200 tokens"."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treeeagle_edge.kernels.native.library import NativeError, address, check, library, source_of
 from treeeagle_edge.kernels.native.model import Model
@@ -29,9 +30,9 @@ from treeeagle_edge.kernels.native.structs import (
 class HeadOutput(NamedTuple):
     """State [M, H] for the next level; log-probabilities, descending, and target ids [S, top] of the scored rows."""
 
-    hidden: np.ndarray[Any, Any]
-    log_probs: np.ndarray[Any, Any]
-    ids: np.ndarray[Any, Any]
+    hidden: NDArray[np.float32]
+    log_probs: NDArray[np.float32]
+    ids: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -70,22 +71,22 @@ class Head:
         if self.handle:
             self._destroy(self.handle)
 
-    def matrix(self, name: str, fmt: str, data: np.ndarray[Any, Any]) -> None:
+    def matrix(self, name: str, fmt: str, data: NDArray[Any]) -> None:
         """Set a matrix from fp32 rows or (uint8) GGUF blocks of `fmt`."""
         source, at, size = source_of(data)
         check(library().te_head_matrix(self.handle, MATRICES[name], FORMATS[fmt], source, at, size))
 
-    def vector(self, name: str, data: np.ndarray[Any, Any]) -> None:
+    def vector(self, name: str, data: NDArray[np.float32]) -> None:
         """Set a norm or a bias, fp32."""
         check(library().te_head_vector(self.handle, VECTORS[name], address(data, np.float32), data.size))
 
-    def rope(self, cos: np.ndarray[Any, Any], sin: np.ndarray[Any, Any]) -> None:
+    def rope(self, cos: NDArray[np.float32], sin: NDArray[np.float32]) -> None:
         """Rotary tables [max_positions, head_dim / 2], fp32."""
         check(
             library().te_head_rope(self.handle, address(cos, np.float32), address(sin, np.float32), cos.size)
         )
 
-    def target_ids(self, ids: np.ndarray[Any, Any]) -> None:
+    def target_ids(self, ids: NDArray[np.int64]) -> None:
         """[Vd] int64: the target's id of each draft id."""
         check(library().te_head_ids(self.handle, address(ids, np.int64), len(ids)))
 
@@ -100,14 +101,14 @@ class Head:
 
     def step(
         self,
-        ids: np.ndarray[Any, Any],
-        positions: np.ndarray[Any, Any],
-        slots: np.ndarray[Any, Any],
+        ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        slots: NDArray[np.int64],
         view: View,
         store: Store,
         *,
-        features: np.ndarray[Any, Any] | None = None,
-        hidden: np.ndarray[Any, Any] | None = None,
+        features: NDArray[np.float32] | None = None,
+        hidden: NDArray[np.float32] | None = None,
         scored_rows: Sequence[int],
         top: int,
     ) -> HeadOutput:

@@ -8,6 +8,7 @@ from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.kernels.native.loader import path_to_load
@@ -101,7 +102,7 @@ def available_isas() -> tuple[str, ...]:
     return tuple(library().te_isas().decode().split(","))
 
 
-def address(array: np.ndarray[Any, Any] | None, dtype: Any) -> int | None:
+def address(array: NDArray[Any] | None, dtype: Any) -> int | None:
     """Where an array lies, after checking that native code may read it as `dtype`."""
     if array is None:
         return None
@@ -112,7 +113,7 @@ def address(array: np.ndarray[Any, Any] | None, dtype: Any) -> int | None:
     return int(array.ctypes.data)
 
 
-def source_of(data: np.ndarray[Any, Any]) -> tuple[int, int, int]:
+def source_of(data: NDArray[Any]) -> tuple[int, int, int]:
     """(source, address, bytes): fp32 rows are quantised, uint8 are GGUF blocks."""
     if data.dtype == np.uint8:
         return 1, address(data, np.uint8) or 0, data.nbytes

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treeeagle_edge.kernels.native.library import NativeError, address, check, library, source_of
 from treeeagle_edge.kernels.native.reading import Lists, Store, View
@@ -23,11 +24,11 @@ class Output:
     Views of buffers that the next pass overwrites.
     """
 
-    logits: np.ndarray[Any, Any] | None
-    best: np.ndarray[Any, Any] | None
-    peaks: np.ndarray[Any, Any] | None
-    hidden: np.ndarray[Any, Any]
-    features: np.ndarray[Any, Any] | None
+    logits: NDArray[np.float32] | None
+    best: NDArray[np.int64] | None
+    peaks: NDArray[np.float32] | None
+    hidden: NDArray[np.float32]
+    features: NDArray[np.float32] | None
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,11 @@ class Model:
 
     def __init__(self, team: Team, config: ModelConfig, scored_rows: int = 64) -> None:
         self.team, self.config = team, config
-        self._logits: np.ndarray[Any, Any] | None = None  # made when a request first wants them
+        self._logits: NDArray[np.float32] | None = None  # made when a request first wants them
         self._best = np.empty(scored_rows, np.int64)
         self._peaks = np.empty(scored_rows, np.float32)
         self._hidden = np.empty((scored_rows, config.hidden), np.float32)
-        self._features: dict[int, np.ndarray[Any, Any]] = {}  # by the number of taps
+        self._features: dict[int, NDArray[np.float32]] = {}  # by the number of taps
         self.handle = c_void_p()
         check(library().te_model_create(team.handle, byref(config), byref(self.handle)))
         self._destroy = library().te_model_destroy
@@ -61,18 +62,18 @@ class Model:
         if self.handle:
             self._destroy(self.handle)
 
-    def matrix(self, name: str, fmt: str, data: np.ndarray[Any, Any], layer: int = 0) -> None:
+    def matrix(self, name: str, fmt: str, data: NDArray[Any], layer: int = 0) -> None:
         """Set a matrix from fp32 rows or (uint8) GGUF blocks of `fmt`."""
         source, at, size = source_of(data)
         check(library().te_model_matrix(self.handle, layer, MATRICES[name], FORMATS[fmt], source, at, size))
 
-    def vector(self, name: str, data: np.ndarray[Any, Any], layer: int = 0) -> None:
+    def vector(self, name: str, data: NDArray[np.float32], layer: int = 0) -> None:
         """Set a norm or a bias, fp32."""
         check(
             library().te_model_vector(self.handle, layer, VECTORS[name], address(data, np.float32), data.size)
         )
 
-    def rope(self, cos: np.ndarray[Any, Any], sin: np.ndarray[Any, Any]) -> None:
+    def rope(self, cos: NDArray[np.float32], sin: NDArray[np.float32]) -> None:
         """Rotary tables [max_positions, head_dim / 2], fp32."""
         check(
             library().te_model_rope(self.handle, address(cos, np.float32), address(sin, np.float32), cos.size)
@@ -87,7 +88,7 @@ class Model:
         """Bytes of weights held."""
         return int(library().te_model_bytes(self.handle))
 
-    def embed(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def embed(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """Raw rows of the embedding, [len(ids), H]."""
         out = np.empty((len(ids), self.config.hidden), np.float32)
         check(library().te_model_embed(self.handle, address(ids, np.int64), len(ids), out.ctypes.data))
@@ -95,9 +96,9 @@ class Model:
 
     def forward(
         self,
-        ids: np.ndarray[Any, Any],
-        positions: np.ndarray[Any, Any],
-        slots: np.ndarray[Any, Any],
+        ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        slots: NDArray[np.int64],
         view: View | Lists,
         store: Store,
         *,
@@ -146,12 +147,12 @@ class Model:
         check(library().te_forward(self.handle, byref(job), byref(store.struct), byref(request.wanted)))
         return request.output
 
-    def _room_for_logits(self) -> np.ndarray[Any, Any]:
+    def _room_for_logits(self) -> NDArray[np.float32]:
         if self._logits is None:
             self._logits = np.empty((len(self._best), self.config.vocabulary), np.float32)
         return self._logits
 
-    def _room_for_features(self, rows: int, taps: int) -> np.ndarray[Any, Any]:
+    def _room_for_features(self, rows: int, taps: int) -> NDArray[np.float32]:
         if taps not in self._features:
             self._features[taps] = np.empty((self.config.max_rows, taps * self.config.hidden), np.float32)
         return self._features[taps][:rows]

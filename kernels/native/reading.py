@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treeeagle_edge.kernels.native.library import NativeError, address
 from treeeagle_edge.kernels.native.structs import KV, Pass
@@ -23,18 +24,18 @@ class View:
     With neither, the rows are a causal chunk: each reads those before it, and itself.
     """
 
-    prefix: np.ndarray[Any, Any]  # int64
-    tree: np.ndarray[Any, Any]  # int64
-    visible: np.ndarray[Any, Any] | None = None  # bool or uint8 [M, R]: row m reads tree[r]
-    # int32 [R], indices into `tree`, -1 for none: the last M of `tree` are the rows, and read their ancestors
-    parents: np.ndarray[Any, Any] | None = None
+    prefix: NDArray[np.int64]
+    tree: NDArray[np.int64]
+    visible: NDArray[np.bool_ | np.uint8] | None = None  # [M, R]: row m reads tree[r]
+    # [R], indices into `tree`, -1 for none: the last M of `tree` are the rows, and read their ancestors
+    parents: NDArray[np.int32] | None = None
 
     def pass_of(
         self,
         rows: int,
-        ids: np.ndarray[Any, Any] | None = None,
-        positions: np.ndarray[Any, Any] | None = None,
-        slots: np.ndarray[Any, Any] | None = None,
+        ids: NDArray[np.int64] | None = None,
+        positions: NDArray[np.int64] | None = None,
+        slots: NDArray[np.int64] | None = None,
     ) -> Pass:
         """The C structure; it borrows the arrays, which must outlive the call."""
         visible = self.visible
@@ -56,15 +57,15 @@ class View:
 class Lists:
     """What rows of separate sequences read: row m the first `counts[m]` slots of `slots[m]`."""
 
-    slots: np.ndarray[Any, Any]  # int32 [M, longest]
-    counts: np.ndarray[Any, Any]  # int32 [M]
+    slots: NDArray[np.int32]  # [M, longest]
+    counts: NDArray[np.int32]  # [M]
 
     def pass_of(
         self,
         rows: int,
-        ids: np.ndarray[Any, Any] | None = None,
-        positions: np.ndarray[Any, Any] | None = None,
-        slots: np.ndarray[Any, Any] | None = None,
+        ids: NDArray[np.int64] | None = None,
+        positions: NDArray[np.int64] | None = None,
+        slots: NDArray[np.int64] | None = None,
     ) -> Pass:
         """The C structure; it borrows the arrays, which must outlive the call."""
         if self.slots.ndim != 2 or len(self.slots) != rows or self.counts.shape != (rows,):
@@ -77,7 +78,7 @@ class Lists:
         )  # fmt: skip
 
 
-def _check_lengths(rows: int, *arrays: np.ndarray[Any, Any] | None) -> None:
+def _check_lengths(rows: int, *arrays: NDArray[Any] | None) -> None:
     for name, given in zip(("ids", "positions", "slots"), arrays, strict=True):
         if given is not None and len(given) != rows:
             raise NativeError(f"{name} has {len(given)} entries for {rows} rows")

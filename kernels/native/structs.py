@@ -6,6 +6,7 @@ from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_v
 from typing import Any
 
 FORMATS = {"q8": 0, "q4_0": 1, "q4_1": 2}
+FORMAT_OF_BITS = {8: "q8", 4: "q4_1"}  # what floats are quantised to
 MATRICES = {
     "q": 0,
     "k": 1,

@@ -6,12 +6,11 @@ from ctypes import byref, c_int64, c_void_p
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treeeagle_edge.kernels.native.library import address, check, library, source_of
 from treeeagle_edge.kernels.native.reading import Store, View
 from treeeagle_edge.kernels.native.structs import FORMATS, Sampling
-
-MOST_THREADS = 256  # of a team
 
 
 class Team:
@@ -28,16 +27,14 @@ class Team:
         if self.handle:
             self._destroy(self.handle)
 
-    def draw(self, scores: np.ndarray[Any, Any], how: Sampling, position: int) -> int:
+    def draw(self, scores: NDArray[np.float32], how: Sampling, position: int) -> int:
         """The token of scores [V] float32 that the noise of `position` chooses; see `sampling.choose`."""
         token = c_int64()
         at = address(scores, np.float32)
         check(library().te_draw(self.handle, at, scores.size, byref(how), position, byref(token)))
         return token.value
 
-    def matmul(
-        self, fmt: str, data: np.ndarray[Any, Any], n: int, x: np.ndarray[Any, Any]
-    ) -> np.ndarray[Any, Any]:
+    def matmul(self, fmt: str, data: NDArray[Any], n: int, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """x [rows, k] float32 times a weight [n, k] -> [rows, n]; for tests."""
         source, at, size = source_of(data)
         out = np.empty((x.shape[0], n), np.float32)
@@ -58,7 +55,7 @@ class Team:
         )
         return out
 
-    def attention(self, query: np.ndarray[Any, Any], reads: View, kv: Store) -> np.ndarray[Any, Any]:
+    def attention(self, query: NDArray[np.float32], reads: View, kv: Store) -> NDArray[np.float32]:
         """query [rows, heads, head_dim] float32 (not scaled) over one layer -> the same shape; for tests."""
         rows, heads, dim = query.shape
         out = np.empty_like(query)

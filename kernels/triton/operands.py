@@ -10,7 +10,7 @@ from torch import Tensor
 
 BLOCK_SIZE = 64  # 4-bit weights that share a scale
 MIN_ROWS, MAX_ROWS = 2, 64  # of a 4-bit product: one row is bitsandbytes' own, more than 64 is a prompt
-INT8_MOST = 127
+INT8_MOST = 127  # the code of the largest number that shares a scale
 
 
 @dataclass(frozen=True)

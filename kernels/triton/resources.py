@@ -25,12 +25,8 @@ from triton.compiler import ASTSource
 from treeeagle_edge.kernels.triton.launch import Launch
 from treeeagle_edge.kernels.triton.launched import launched
 
-SHARED_LIMIT = {
-    86: 99,
-    89: 99,
-    90: 227,
-    120: 99,
-}  # KB a block may have, by compute capability (CUDA C++ guide, 16.2)
+# KB a block may have, by compute capability (CUDA C++ guide, 16.2)
+SHARED_LIMIT = {86: 99, 89: 99, 90: 227, 120: 99}
 _ALIGNMENT = 16  # bytes, or a factor: what Triton specialises pointers and integers on
 _POINTER = {
     torch.float16: "*fp16",
@@ -107,9 +103,7 @@ def usage(name: str, launch: Launch, capability: int) -> Usage:
     found = _USAGE.search(said)
     assert found is not None, said
     registers, stack, _, local = (int(number) for number in found.groups())
-    shared = (
-        compiled.metadata.shared
-    )  # asked for at the launch; what the code itself names is the driver's reserve
+    shared = compiled.metadata.shared  # of the launch; what the code itself names is the driver's reserve
     return Usage(name, capability, launch.num_warps, registers, shared, stack + local)
 
 

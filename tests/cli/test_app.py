@@ -10,7 +10,8 @@ import pytest
 
 from treeeagle_edge import __version__
 from treeeagle_edge.cli.app import main
-from treeeagle_edge.cli.options import SamplingChoices, run_settings, stop_strings
+from treeeagle_edge.cli.options import MachineOptions, TreeOptions, run_settings
+from treeeagle_edge.cli.sampling_options import SamplingChoices, stop_strings
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.widths import choose_widths
@@ -217,10 +218,12 @@ def test_it_runs_as_a_program():
 
 
 def test_settings_keep_what_was_not_said_open():
-    settings = run_settings(bits=8, nodes=0)
+    settings = run_settings(MachineOptions(bits=8), TreeOptions(nodes=0))
     assert (settings.bits, settings.nodes, settings.depth, settings.speculate) == (8, 0, None, True)
-    assert run_settings(no_spec=True).speculate is False
-    assert [run_settings(kernels=name).kernels for name in (None, "auto", "native", "torch")] == [
+    assert run_settings(MachineOptions(), TreeOptions(no_spec=True)).speculate is False
+    assert [
+        run_settings(MachineOptions(kernels=name)).kernels for name in (None, "auto", "native", "torch")
+    ] == [
         *(None, None),
         *("native", "torch"),
     ]

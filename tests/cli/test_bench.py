@@ -280,10 +280,7 @@ def test_a_prompt_longer_than_the_context_is_named(
     assert run("--prompts", str(questions)) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert (
-        "error: the bench prompt 1 has 11 tokens, which leaves no room for an answer in a context of 12\n"
-        in err
-    )
+    assert "error: the prompt 1 has 11 tokens, which leaves no room for an answer in a context of 12\n" in err
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from treeeagle_edge.chat.history import (
     path_to_go_on,
     save_session,
 )
-from treeeagle_edge.cli.options import SamplingChoices
+from treeeagle_edge.cli.sampling_options import SamplingChoices
 from treeeagle_edge.cli.saved_settings import saved_choices
 
 

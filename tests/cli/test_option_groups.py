@@ -10,8 +10,10 @@ import typer
 from typer.testing import CliRunner
 
 from treeeagle_edge.cli.option_groups import with_groups
-from treeeagle_edge.cli.options import MachineOptions, SamplingChoices, TreeOptions, run_settings
+from treeeagle_edge.cli.options import MachineOptions, TreeOptions, run_settings
+from treeeagle_edge.cli.sampling_options import SamplingChoices
 from treeeagle_edge.errors import UsageError
+from treeeagle_edge.settings import RunSettings
 
 First = Annotated[str, typer.Option("--first", help="Comes before the group.")]
 Last = Annotated[int, typer.Option("--last", help="Comes behind the group.")]
@@ -71,5 +73,5 @@ def test_what_a_group_refuses_is_refused_before_the_command_runs(program: typer.
 
 
 def test_no_option_given_is_the_settings_that_nobody_asked_for() -> None:
-    assert run_settings(**vars(MachineOptions()), **vars(TreeOptions())) == run_settings()
+    assert run_settings(MachineOptions(), TreeOptions()) == RunSettings()
     assert set(vars(SamplingChoices()).values()) == {None}

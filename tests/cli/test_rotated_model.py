@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import head_tensors
 from torch import Tensor
 
-from treeeagle_edge.checkpoint.opening import read_config
 from treeeagle_edge.cli.app import main
+from treeeagle_edge.config.reader import read_config
 from treeeagle_edge.hardware.detection import detect
 from treeeagle_edge.planning.model_shapes import planned_model
 from treeeagle_edge.planning.run_plan import RunPlan, pick_profile, plan_run

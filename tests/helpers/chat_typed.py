@@ -13,8 +13,8 @@ from treeeagle_edge.chat.history import Autosave, new_session_path
 from treeeagle_edge.chat.session import Session
 from treeeagle_edge.cli.conversation import Conversation
 from treeeagle_edge.cli.interrupt import Interrupts
-from treeeagle_edge.cli.options import SamplingChoices
 from treeeagle_edge.cli.repl import run_repl
+from treeeagle_edge.cli.sampling_options import SamplingChoices
 
 Entry = str | type[BaseException] | Callable[[], str]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import torch
 from chat_fakes import END, OTHER_END, START, ByteCodec
@@ -9,7 +12,7 @@ from tiny_models import VOCAB, tiny_target
 
 from treeeagle_edge.kernels.view import BatchView
 from treeeagle_edge.kv.store import KVStore
-from treeeagle_edge.training.data_file import GivenDialogue, scripts_from_file
+from treeeagle_edge.training.data_file import GivenDialogue, read_dialogues, scripts_from_file
 from treeeagle_edge.training.dialogues import ANSWER_TOKENS, DialogueToken, Script, Wish, retold, self_written
 from treeeagle_edge.training.generate import DialogueWriter
 from treeeagle_edge.training.pieces import ChatPieces, chat_pieces
@@ -162,3 +165,12 @@ def test_sampled_tokens_depend_on_their_own_seed_only() -> None:
     assert once([3, 1]) == [three, one]
     assert two not in (one, three)
     assert all(token < VOCAB for token in one)
+
+
+def test_a_line_separator_in_a_message_does_not_end_its_line(tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "one\u2028two"}, {"role": "assistant", "content": "three\x85"}]
+    path = tmp_path / "said.jsonl"
+    path.write_text(
+        json.dumps({"messages": said}, ensure_ascii=False) + "\r\n\n", encoding="utf-8", newline=""
+    )
+    assert read_dialogues(path) == (GivenDialogue(None, (("one\u2028two", "three\x85"),)),)

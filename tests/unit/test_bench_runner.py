@@ -111,7 +111,7 @@ def test_without_a_head_only_the_plain_arm_runs():
 
 def test_a_prompt_that_leaves_no_room_is_named():
     run = bench(context=12)
-    with pytest.raises(InputError, match=r"bench prompt one has 11 tokens.* context of 12") as caught:
+    with pytest.raises(InputError, match=r"the prompt one has 11 tokens.* context of 12") as caught:
         run.run(Limits(4, 1))
     assert "--context" in str(caught.value.hint)
 

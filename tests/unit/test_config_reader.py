@@ -311,7 +311,7 @@ def test_directories_that_hold_something_else(tmp_path: Path) -> None:
 def test_reading_a_config_needs_no_torch(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(BASE))
     program = (
-        "import sys, pathlib; from treeeagle_edge.checkpoint.opening import read_config;"
+        "import sys, pathlib; from treeeagle_edge.config.reader import read_config;"
         "assert read_config(pathlib.Path(sys.argv[1])).hidden_size == 64;"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )

@@ -14,7 +14,7 @@ from treeeagle_edge.bench.compare import read_document
 from treeeagle_edge.bench.prompts import read_prompts
 from treeeagle_edge.chat.history import load_session
 from treeeagle_edge.checkpoint.head_files import read_head_tensors
-from treeeagle_edge.cli.conversation import read_given
+from treeeagle_edge.cli.given_files import read_given
 from treeeagle_edge.errors import TreeEagleError, reason_of
 from treeeagle_edge.gguf_file import GGUFFile, GGUFTensor, open_gguf
 from treeeagle_edge.json_file import read_json

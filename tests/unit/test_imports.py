@@ -91,6 +91,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "engine.loop",
         "engine.passes",
         "engine.calibrate",
+        "engine.refusals",
         "engine.host_rounds",
         "engine.device_start",
         "device.rounds",

@@ -69,17 +69,6 @@ def test_cuda_without_cuda_is_refused(tiny_checkpoint: Path, monkeypatch: pytest
     assert "cpu" in (caught.value.hint or "")
 
 
-def test_progress_counts_every_tensor(tiny_checkpoint: Path) -> None:
-    """From 1 to the number of tensors in the file, once each."""
-    seen: list[tuple[int, int]] = []
-    checkpoint = open_checkpoint(tiny_checkpoint)
-    load_target(
-        checkpoint, bits=32, context=64, device=CPU, progress=lambda done, total: seen.append((done, total))
-    )
-    total = len(checkpoint.names())
-    assert seen == [(done, total) for done in range(1, total + 1)]
-
-
 def test_a_tied_embedding_is_held_once(tiny_checkpoint: Path) -> None:
     """At 32 bits the bytes are those of the file's tensors and the rotary tables; narrower ones take less."""
     checkpoint = open_checkpoint(tiny_checkpoint)

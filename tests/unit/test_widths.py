@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treeeagle_edge.cli.options import run_settings
+from treeeagle_edge.cli.options import MachineOptions, run_settings
 from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.hardware.cpu import Cpu, Ram
 from treeeagle_edge.hardware.detection import Hardware
@@ -102,7 +102,7 @@ def test_without_a_head_its_width_is_no_matter() -> None:
 
 
 def test_the_options_name_what_they_take() -> None:
-    settings = run_settings(head_bits=8, lm_head_bits=16)
+    settings = run_settings(MachineOptions(head_bits=8, lm_head_bits=16))
     assert (settings.head_bits, settings.lm_head_bits) == (8, 16)
     for wish, option, hint in (
         ({"head_bits": 32}, "--head-bits is 32", "use 4, 8 or 16"),
@@ -110,7 +110,7 @@ def test_the_options_name_what_they_take() -> None:
         ({"bits": 5}, "--bits is 5", "use 4, 8, 16 or 32"),
     ):
         with pytest.raises(UsageError) as caught:
-            run_settings(**wish)  # type: ignore[arg-type]
+            run_settings(MachineOptions(**wish))  # type: ignore[arg-type]
         assert caught.value.message.startswith(option) and caught.value.hint == hint
 
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from treeeagle_edge.bench.prompts import BenchPrompt
+from treeeagle_edge.bench.prompts import BenchPrompt, check_room
 from treeeagle_edge.bench.samples import (
     PLAIN,
     TREE,
@@ -23,7 +23,6 @@ from treeeagle_edge.bench.samples import (
 )
 from treeeagle_edge.chat.prompt import Prompt, TextCodec, Turn, build_prompt
 from treeeagle_edge.engine.protocol import TokenEngine
-from treeeagle_edge.errors import InputError
 from treeeagle_edge.hardware.memory_watch import MemoryWatch
 from treeeagle_edge.progress import Progress, silent
 from treeeagle_edge.rounds import Round
@@ -77,12 +76,7 @@ class Bench:
         Raises InputError where the prompt leaves no room for an answer of two tokens.
         """
         ids = self.prompt(prompt, turn, answers).ids
-        if len(ids) + 2 > self.engine.context:
-            raise InputError(
-                f"the bench prompt {prompt.name} has {len(ids):,} tokens, "
-                f"which leaves no room for an answer in a context of {self.engine.context:,}",
-                "give a larger --context, or leave this prompt out",
-            )
+        check_room(prompt, len(ids), self.engine.context)
         return Case(prompt.scenario, prompt.name, turn, ids)
 
     def prompt(self, prompt: BenchPrompt, turn: int = 1, answers: Sequence[str] = ()) -> Prompt:
@@ -202,8 +196,8 @@ class Bench:
             repetition=repetition,
             prompt_tokens=len(case.ids),
             ids=tuple(ids),
-            finish_reason=rounds[-1].finish_reason
-            or "stop",  # the engine gives none where a stop string ended it
+            # the engine gives no reason where a stop string ended the answer
+            finish_reason=rounds[-1].finish_reason or "stop",
             ttft_s=waits[0],
             decode_s=sum(waits[1:]),
             rounds=len(passes),

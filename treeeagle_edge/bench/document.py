@@ -8,6 +8,7 @@ from typing import Any
 
 from treeeagle_edge.bench.samples import PLAIN, TREE, BenchRun, Divergence, Sample
 from treeeagle_edge.bench.stats import BenchRow, Figure, bench_row, repetition_speeds, scenario_rows
+from treeeagle_edge.units import counted
 
 SCHEMA = "treeeagle-bench/1"
 _MARGIN_OF_A_TIE = 0.25  # logits: two steps of a bf16 number between 16 and 32, where the largest logits lie
@@ -50,15 +51,21 @@ def result_notes(run: BenchRun, total: BenchRow, settings: Mapping[str, Any]) ->
         )
     if run.divergences:
         notes.append(divergence_note(run.divergences, settings))
-    failures = sum(sample.draft_failures for sample in run.samples)
-    if failures:
-        notes.append(f"{failures} rounds fell back to plain decoding because the head gave non-finite scores")
-    return notes
+    return notes + failure_notes(sum(sample.draft_failures for sample in run.samples))
+
+
+def failure_notes(failures: int) -> list[str]:
+    """What to say of rounds in which the head's scores were not finite; nothing where there were none."""
+    if not failures:
+        return []
+    return [
+        f"{counted(failures, 'round')} fell back to plain decoding because the head gave non-finite scores"
+    ]
 
 
 def divergence_note(divergences: Sequence[Divergence], settings: Mapping[str, Any]) -> str:
     """What a difference between the arms means at these settings."""
-    count = "1 answer differs" if len(divergences) == 1 else f"{len(divergences)} answers differ"
+    count = counted(len(divergences), "answer") + (" differs" if len(divergences) == 1 else " differ")
     if settings.get("bits") == 32 or settings.get("exact"):
         return f"FAILURE: {count}, which must not happen at 32 bits or with --exact; please report it"
     margins = [item.margin for item in divergences if item.margin is not None]

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from treeeagle_edge.errors import InputError, reason_of
-from treeeagle_edge.json_file import json_reason, parse_json
+from treeeagle_edge.json_file import json_lines, json_reason, parse_json
 from treeeagle_edge.text_file import read_text
 
 FORMAT_HINT = 'one JSON object a line, such as {"question_id": 1, "category": "chat", "turns": ["Hello?"]}'
@@ -62,10 +62,8 @@ def read_prompts(path: Path, *, turns: str = "first", limit: int | None = None) 
 
 
 def _parse_lines(text: str, path: Path, turns: str) -> Iterator[BenchPrompt]:
-    # Not str.splitlines(), which also splits at U+2028 and others that JSON strings may hold.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield _parse_line(line, f"{path} line {number}", f"line-{number}", turns)
+    for number, line in json_lines(text):
+        yield _parse_line(line, f"{path} line {number}", f"line-{number}", turns)
 
 
 def _parse_line(line: str, where: str, default_name: str, turns: str) -> BenchPrompt:
@@ -78,18 +76,24 @@ def _parse_line(line: str, where: str, default_name: str, turns: str) -> BenchPr
     if "turns" not in entry:
         raise InputError(f'{where} has no "turns"', FORMAT_HINT)
     said = entry["turns"]
-    if (
-        not isinstance(said, list)
-        or not said
-        or not all(isinstance(turn, str) and turn.strip() for turn in said)
-    ):
+    texts = isinstance(said, list) and all(isinstance(turn, str) and turn.strip() for turn in said)
+    if not texts or not said:
         raise InputError(f'{where}: "turns" is not a list of texts with at least one', FORMAT_HINT)
-    scenario, name = (
-        entry.get("category") or "custom",
-        entry.get("question_id", default_name),
-    )  # some files leave it ""
+    scenario = entry.get("category") or "custom"  # some files leave it ""
     if not isinstance(scenario, str) or not scenario.strip():
         raise InputError(f'{where}: "category" is not a text', FORMAT_HINT)
-    return BenchPrompt(
-        " ".join(scenario.split()), " ".join(str(name).split()), tuple(said if turns == "all" else said[:1])
-    )
+    name = str(entry.get("question_id", default_name))
+    chosen = tuple(said if turns == "all" else said[:1])
+    return BenchPrompt(" ".join(scenario.split()), " ".join(name.split()), chosen)
+
+
+def check_room(prompt: BenchPrompt, tokens: int, context: int) -> None:
+    """Raise InputError where a prompt of so many tokens leaves no room in the context for an answer of two tokens: the
+    prefill gives one, and so does the shortest round.
+    """
+    if tokens + 2 > context:
+        raise InputError(
+            f"the prompt {prompt.name} has {tokens:,} tokens, "
+            f"which leaves no room for an answer in a context of {context:,}",
+            "give a larger --context, or leave this prompt out",
+        )

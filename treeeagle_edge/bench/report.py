@@ -11,6 +11,7 @@ from typing import Any
 from treeeagle_edge.bench.document import Document
 from treeeagle_edge.markdown_table import aligned_table, number
 from treeeagle_edge.rounds import TreeShape
+from treeeagle_edge.units import GB
 
 
 def render(document: Document, output: str, *, memory_analysis: bool = False) -> str:
@@ -63,7 +64,7 @@ def _cells(entry: Mapping[str, Any]) -> tuple[str, ...]:
         number(entry["tokens_per_round"], 2),
         number(entry["accepted_pct"], 0, " %"),
         number(entry["ttft_ms"], 0, " ms"),
-        f"{entry['peak_bytes'] / 1e9:.2f} GB",
+        f"{entry['peak_bytes'] / GB:.2f} GB",
         entry["parity"] or "-",
     )
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from treeeagle_edge.errors import InputError
+from treeeagle_edge.kernels.triton.operands import INT8_MOST
 from treeeagle_edge.model_config import LINEARS, ModelConfig
 
 _STATE = ".quant_state.bitsandbytes__"
-_INT8_LARGEST = 127.0  # the code of a row's largest weight
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class StoredInt8:
 
     def dequantised(self) -> Tensor:
         """[out, in] float32."""
-        return self.codes.float() * (self.absmax / _INT8_LARGEST)[:, None]
+        return self.codes.float() * (self.absmax / INT8_MOST)[:, None]
 
 
 StoredMatrix = Stored4bit | StoredInt8

@@ -47,9 +47,8 @@ _NOT_WEIGHTS = re.compile(
 )
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _QK = re.compile(r".*self_attn\.([qk])_proj\.(weight|bias)")
-_CHUNK = (
-    1 << 16
-)  # bytes handed to the dequantiser as one row: it works on 16 rows at a time, and rows of a model are short
+# bytes handed to the dequantiser as one row: it works on 16 rows at a time, and rows of a model are short
+_CHUNK = 1 << 16
 
 
 def canonical_name(name: str) -> str:

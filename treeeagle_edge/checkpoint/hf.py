@@ -84,9 +84,7 @@ class HFCheckpoint:
         found: dict[str, tuple[int, ...]] = {}
         for shard in _open_shards(path):
             for name, shape in shard.shapes().items():
-                if not name.endswith(
-                    "rotary_emb.inv_freq"
-                ):  # a buffer that old exports saved, derived from the config
+                if not name.endswith("rotary_emb.inv_freq"):  # derived from the config; old exports saved it
                     found[name], self._shards[name] = shape, shard
         if declared.tie_word_embeddings and "lm_head.weight" in found:
             if "tie_word_embeddings" in config:  # the copy that some exports write beside the tied embedding

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from treeeagle_edge.config.generation_defaults import GenerationDefaults
-from treeeagle_edge.config.reader import read_config
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.model_config import ModelConfig
 
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     import torch
 
     from treeeagle_edge.checkpoint.bnb import StoredMatrix
-
-__all__ = ["Checkpoint", "GenerationDefaults", "HoldsStored", "open_checkpoint", "read_config"]
 
 
 class Checkpoint(Protocol):

@@ -30,9 +30,11 @@ from treeeagle_edge.cli.pull import pull_command
 from treeeagle_edge.cli.train import train_command
 from treeeagle_edge.errors import CannotRunError, InputError, TreeEagleError, UsageError, reason_of
 
+# Base of every complaint about the command line, by way of one that typer exports: it lies in click, or in the copy of
+# click that newer versions of typer bring.
 _BadParameter: type[Exception] = typer.BadParameter
+_OptionError: Any = _BadParameter.__mro__[2]
 _NOT_A_NUMBER = re.compile(r"for '(--[a-z-]+)'.*valid (integer|number|float)")
-_OptionError: Any = _BadParameter.__mro__[2]  # base of every complaint about the command line
 
 
 class Commands(TyperGroup):
@@ -93,7 +95,7 @@ for name, command, summary in (  # what fits a line of 80 columns; the rest is s
     ("pull", pull_command, "Fetch a model or a draft head from the hub."),
     ("profile", profile_command, "Say what runs on this machine, in what memory, how fast."),
     ("bench", bench_command, "Measure decoding with the tree against plain decoding."),
-    ("eval-head", eval_head_command, "Measure how far a draft head foresees its model."),
+    ("eval-head", eval_head_command, "Measure how well a draft head predicts its model."),
     ("train", train_command, "Train a draft head for a model, from text it writes."),
     ("gpu-check", gpu_check_command, "Check and measure the CUDA path on a card."),
 ):

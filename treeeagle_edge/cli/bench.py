@@ -11,6 +11,7 @@ import typer
 from treeeagle_edge.cli import options as shared
 from treeeagle_edge.cli.console import EXIT_INTERRUPT, EXIT_OK, note, progress_line, say
 from treeeagle_edge.cli.option_groups import with_groups
+from treeeagle_edge.cli.sampling_options import SamplingChoices, StopOption, stop_strings
 from treeeagle_edge.errors import UsageError
 from treeeagle_edge.sampling_params import SamplingParams
 
@@ -57,7 +58,7 @@ StrictOption = Annotated[
 
 
 @dataclass(frozen=True)
-class BenchSampling(shared.SamplingChoices):
+class BenchSampling(SamplingChoices):
     """The sampling options, where some have other defaults than in a chat: greedy, and one seed."""
 
     temperature: Annotated[
@@ -91,15 +92,15 @@ def bench_command(
     plot: PlotOption = None,
     strict: StrictOption = False,
     sampling: BenchSampling,
-    stop: shared.StopOption = None,
+    stop: StopOption = None,
     system: shared.SystemOption = None,
     raw: shared.RawOption = False,
     show_prompt: shared.ShowPromptOption = False,
 ) -> None:
     """Measure plain and tree decoding, interleaved in one run, and check that both give the same text."""
-    settings = shared.run_settings(**vars(machine), **vars(tree))
+    settings = shared.run_settings(machine, tree)
     wanted = _Wanted(_formats(output), memory_analysis, compare, plot, strict, show_prompt)
-    questions = _Questions(prompts, turns, quick, repetitions, system, raw, shared.stop_strings(stop))
+    questions = _Questions(prompts, turns, quick, repetitions, system, raw, stop_strings(stop))
     raise typer.Exit(_bench(settings, sampling.resolve(SamplingParams()), questions, wanted))
 
 
@@ -166,14 +167,12 @@ def _bench(settings: RunSettings, params: SamplingParams, questions: _Questions,
 def _options(settings: RunSettings, params: SamplingParams, questions: _Questions) -> BenchOptions:
     from treeeagle_edge.bench.prompts import builtin_prompts, read_prompts
     from treeeagle_edge.bench.run import BenchOptions
-    from treeeagle_edge.cli.conversation import system_prompt
+    from treeeagle_edge.cli.given_files import system_prompt
 
     if questions.turns not in ("first", "all"):
         raise UsageError(f"--turns is {questions.turns}, which is neither of its values", "use first or all")
-    if questions.repetitions is not None and not 1 <= questions.repetitions <= MOST_REPETITIONS:
-        raise UsageError(
-            f"--repetitions is {questions.repetitions}, which is out of range", f"use 1 to {MOST_REPETITIONS}"
-        )
+    if questions.repetitions is not None:
+        shared.check_range("--repetitions", questions.repetitions, 1, MOST_REPETITIONS)
     if params.max_tokens == 1:
         raise UsageError("--max-tokens is 1, which leaves nothing to time", "use 2 or more")
     path = questions.prompts

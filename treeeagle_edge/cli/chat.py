@@ -15,9 +15,11 @@ import typer
 from treeeagle_edge.cli import options as shared
 from treeeagle_edge.cli.console import EXIT_INTERRUPT, EXIT_OK, is_terminal, note, progress_line, say
 from treeeagle_edge.cli.option_groups import with_groups
+from treeeagle_edge.cli.sampling_options import SamplingChoices, StopOption, stop_strings
 from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.paths import typed_path
 from treeeagle_edge.text_file import read_stream
+from treeeagle_edge.units import counted
 
 if TYPE_CHECKING:
     from treeeagle_edge.cli.conversation import Conversation
@@ -29,18 +31,37 @@ PromptOption = Annotated[
     str | None,
     typer.Option("--prompt", "-p", metavar="TEXT|-", help="Answer this and leave; piped text follows it."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")]
-MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Render Markdown on a terminal.")]
-NoWrapOption = Annotated[
-    bool, typer.Option("--no-wrap", help="Leave it to the terminal to break lines, inside words too.")
-]
-ContinueOption = Annotated[bool, typer.Option("--continue", "-c", help="Go on with the last conversation.")]
-NoHistoryOption = Annotated[bool, typer.Option("--no-history", help="Save nothing of this chat.")]
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """The options of chat that are neither about the model nor about sampling, as the person gave them."""
+
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False
+    markdown: Annotated[bool, typer.Option("--markdown", help="Render Markdown on a terminal.")] = False
+    no_wrap: Annotated[
+        bool, typer.Option("--no-wrap", help="Leave it to the terminal to break lines, inside words too.")
+    ] = False
+    resume: Annotated[bool, typer.Option("--continue", "-c", help="Go on with the last conversation.")] = (
+        False
+    )
+    no_history: Annotated[bool, typer.Option("--no-history", help="Save nothing of this chat.")] = False
+    system: shared.SystemOption = None
+    raw: shared.RawOption = False
+    show_prompt: shared.ShowPromptOption = False
+
+    def __post_init__(self) -> None:
+        if self.raw and self.system:
+            raise UsageError(
+                "--system has no place in --raw, which sends the text as it is", "leave one of them out"
+            )
+        if self.json and self.markdown:
+            raise UsageError("--json and --markdown exclude each other", "leave one of them out")
 
 
 @dataclass(frozen=True)
 class _Wishes:
-    """The options of chat that are neither about the model nor about sampling."""
+    """The same with its files read."""
 
     system: str | None  # "" asks for none
     raw: bool
@@ -57,65 +78,42 @@ class _Wishes:
 def chat_command(
     *,
     prompt: PromptOption = None,
-    json_: JsonOption = False,
-    markdown: MarkdownOption = False,
-    no_wrap: NoWrapOption = False,
-    continue_: ContinueOption = False,
-    no_history: NoHistoryOption = False,
-    system: shared.SystemOption = None,
-    raw: shared.RawOption = False,
-    show_prompt: shared.ShowPromptOption = False,
+    given: ChatOptions,
     machine: shared.MachineOptions,
     tree: shared.TreeOptions,
-    choices: shared.SamplingChoices,
-    stop: shared.StopOption = None,
+    choices: SamplingChoices,
+    stop: StopOption = None,
 ) -> None:
     """Chat at the terminal, or answer once with -p or piped text. Answers go to stdout, all else to stderr."""
-    settings = shared.run_settings(**vars(machine), **vars(tree))
-    if raw and system:
-        raise UsageError(
-            "--system has no place in --raw, which sends the text as it is", "leave one of them out"
-        )
-    if json_ and markdown:
-        raise UsageError("--json and --markdown exclude each other", "leave one of them out")
-    text = _one_shot_text(prompt, raw=raw)  # None: a chat
-    if text is None and json_:
+    settings = shared.run_settings(machine, tree)
+    text = _one_shot_text(prompt, raw=given.raw)  # None: a chat
+    if text is None and given.json:
         raise UsageError("--json needs a prompt", 'give one with -p "…", or pipe text in')
-    wishes = _read_wishes(system, raw, show_prompt, stop, json_, markdown, no_wrap, continue_, no_history)
+    wishes = _read_wishes(given, stop)
     if text is None:
         raise typer.Exit(_chat(settings, choices, wishes))
     raise typer.Exit(_answer_once(_start(settings, choices, wishes, one_shot=True), wishes, text))
 
 
-def _read_wishes(
-    system: str | None,
-    raw: bool,
-    show_prompt: bool,
-    stop: list[str] | None,
-    json_: bool,
-    markdown: bool,
-    no_wrap: bool,
-    continue_: bool,
-    no_history: bool,
-) -> _Wishes:
+def _read_wishes(given: ChatOptions, stop: list[str] | None) -> _Wishes:
     """Look at files now: what is wrong with them should not wait for a model to load."""
     from treeeagle_edge.chat.history import last_session_path, load_session
-    from treeeagle_edge.cli.conversation import system_prompt
+    from treeeagle_edge.cli.given_files import system_prompt
     from treeeagle_edge.cli.saved_settings import saved_choices
 
-    resume = last_session_path() if continue_ else None
+    resume = last_session_path() if given.resume else None
     if resume is not None:
         saved_choices(resume, load_session(resume))
     return _Wishes(
-        system=None if system is None else system_prompt(system) or "",
-        raw=raw,
-        show_prompt=show_prompt,
-        stops=shared.stop_strings(stop),
-        json=json_,
-        markdown=markdown,
-        wrap=not no_wrap,
+        system=None if given.system is None else system_prompt(given.system) or "",
+        raw=given.raw,
+        show_prompt=given.show_prompt,
+        stops=stop_strings(stop),
+        json=given.json,
+        markdown=given.markdown,
+        wrap=not given.no_wrap,
         resume=resume,
-        history=not no_history,
+        history=not given.no_history,
     )
 
 
@@ -148,7 +146,7 @@ def _comes_soon(stream: TextIO | None) -> bool:
     if stream is None:
         return True
     try:
-        return stream is None or bool(select.select([stream], [], [], PATIENCE_S)[0])
+        return bool(select.select([stream], [], [], PATIENCE_S)[0])
     except (OSError, ValueError):  # closed, no file, or of a kind that cannot be waited for
         return True
 
@@ -167,7 +165,7 @@ def _piped(*, raw: bool) -> str:
 
 
 def _start(
-    settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wishes, *, one_shot: bool = False
+    settings: RunSettings, choices: SamplingChoices, wishes: _Wishes, *, one_shot: bool = False
 ) -> Conversation:
     """Load the runtime, with progress on stderr, and set up the conversation."""
     from treeeagle_edge.chat.history import Autosave, new_session_path, path_now
@@ -203,7 +201,7 @@ def _start(
     return conversation
 
 
-def _chat(settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wishes) -> int:
+def _chat(settings: RunSettings, choices: SamplingChoices, wishes: _Wishes) -> int:
     """A chat, whose first message may be typed while the model loads. Returns the exit code."""
     from treeeagle_edge.cli.line_input import choose_input
     from treeeagle_edge.cli.repl import run_repl
@@ -212,8 +210,7 @@ def _chat(settings: RunSettings, choices: shared.SamplingChoices, wishes: _Wishe
     with source.kept_keys():
         conversation = _start(settings, choices, wishes)
         if conversation.session.turns:
-            count = len(conversation.session.turns)
-            say(f"going on after {count} message{'' if count == 1 else 's'}")
+            say(f"going on after {counted(len(conversation.session.turns), 'message')}")
         return run_repl(conversation, source)
 
 

@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING
 
 from treeeagle_edge.chat.answer import Answer
 from treeeagle_edge.chat.history import Autosave, SavedSession, load_session, new_session_path, path_to_go_on
-from treeeagle_edge.chat.session import Session, check_utf8
+from treeeagle_edge.chat.session import Session
 from treeeagle_edge.cli.console import is_terminal, note, say
 from treeeagle_edge.cli.interrupt import Interrupts
-from treeeagle_edge.cli.options import SamplingChoices
 from treeeagle_edge.cli.printer import Printer, choose_printer, harmless
 from treeeagle_edge.cli.reading_line import ReadingLine
+from treeeagle_edge.cli.sampling_options import SamplingChoices
 from treeeagle_edge.cli.saved_settings import Flags, brought_back, chosen, saved_choices, under_flags
 from treeeagle_edge.cli.stats import resident_bytes, speculation_advice, stats_line
-from treeeagle_edge.errors import InputError, reason_of
-from treeeagle_edge.paths import typed_path
+from treeeagle_edge.errors import InputError
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
-from treeeagle_edge.text_file import read_text
 from treeeagle_edge.units import GB
 
 if TYPE_CHECKING:
@@ -211,21 +209,3 @@ def sampling_defaults(generation: GenerationDefaults, stop_ids: frozenset[int]) 
         seed=secrets.randbits(32),  # short enough to type again
         stop_ids=stop_ids | generation.stop_ids,
     )
-
-
-def system_prompt(given: str | None) -> str | None:
-    """The text of `--system`, read from a file where it is @FILE. Raises InputError for a file that cannot be read."""
-    if given is None or not given.startswith("@"):
-        check_utf8(given or "", "system prompt")
-        return given or None
-    return read_given(typed_path(given[1:])).strip() or None
-
-
-def read_given(path: Path) -> str:
-    """A UTF-8 text file. Raises InputError that says what is wrong with it."""
-    try:
-        return read_text(path)
-    except UnicodeDecodeError as problem:
-        raise InputError(f"{path} is not UTF-8 text", "give a text file") from problem
-    except (OSError, ValueError) as problem:
-        raise InputError(f"{path} cannot be read: {reason_of(problem)}", "check the path") from problem

@@ -74,12 +74,14 @@ def eval_head_command(
         raise UsageError("--head none leaves nothing to evaluate", "name a head, or leave --head out")
     if max_tokens == 1:
         raise UsageError("--max-tokens is 1, which leaves nothing to draft", "use 2 or more")
-    if limit is not None and limit < 1:
-        raise UsageError(f"--limit is {limit}, which is out of range", "use 1 or more")
+    if limit is not None:
+        shared.check_range("--limit", limit, 1)
     if output not in FORMATS:
         raise UsageError(f"--output {output!r} is not a format of eval-head", f"use {' or '.join(FORMATS)}")
     shapes = tuple(TreeShape(depth, branching, nodes) for nodes in _budgets(budgets))
-    settings = shared.run_settings(**vars(machine), depth=depth, branching=branching, nodes=shapes[-1].nodes)
+    settings = shared.run_settings(
+        machine, shared.TreeOptions(depth=depth, branching=branching, nodes=shapes[-1].nodes)
+    )
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
 
     from treeeagle_edge.head_report.evaluate import EvalOptions, prompt_sets

@@ -1,21 +1,18 @@
-"""The options that the commands share, declared once; and what they mean as `RunSettings` and `SamplingParams`."""
+"""The options that the commands share, declared once: what runs, where, how it drafts, and what is sent."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
 
 from treeeagle_edge.errors import UsageError
-from treeeagle_edge.limits import SHORTEST_CONTEXT
+from treeeagle_edge.limits import MOST_THREADS, SHORTEST_CONTEXT
 from treeeagle_edge.rounds import tree_shape
-from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.settings import RunSettings
 from treeeagle_edge.widths import HEAD_BITS, LAYER_BITS, LM_HEAD_BITS, check_choice
 
-MOST_THREADS = 256  # as many as the native kernels take; thousands would end the program without a word
 KERNELS = ("native", "torch")
 
 # What runs, and where.
@@ -83,42 +80,6 @@ ExactOption = Annotated[
     bool, typer.Option("--exact", help="Same bits as plain decoding, at some cost in speed.")
 ]
 
-# How a token is chosen, and when an answer ends.
-TemperatureOption = Annotated[
-    float | None,
-    typer.Option("--temperature", metavar="T", help="0 is greedy. [default: the model's, else 0.7]"),
-]
-TopPOption = Annotated[
-    float | None,
-    typer.Option("--top-p", metavar="P", help="Smallest set of this mass. [default: the model's, else 0.95]"),
-]
-TopKOption = Annotated[
-    int | None, typer.Option("--top-k", metavar="K", help="Only the K likeliest. 0 is off.")
-]
-MinPOption = Annotated[
-    float | None, typer.Option("--min-p", metavar="P", help="Drop below P times the likeliest. 0 is off.")
-]
-RepetitionOption = Annotated[
-    float | None, typer.Option("--repetition-penalty", metavar="X", help="Over prompt and answer. 1 is off.")
-]
-PresenceOption = Annotated[
-    float | None, typer.Option("--presence-penalty", metavar="X", help="Over the answer, -2 to 2. 0 is off.")
-]
-FrequencyOption = Annotated[
-    float | None, typer.Option("--frequency-penalty", metavar="X", help="Over the answer, -2 to 2. 0 is off.")
-]
-SeedOption = Annotated[
-    int | None,
-    typer.Option("--seed", metavar="N", help="Same seed, same text. [default: drawn and reported]"),
-]
-MaxTokensOption = Annotated[
-    int | None, typer.Option("--max-tokens", metavar="N", help="Longest answer. [default: up to the context]")
-]
-StopOption = Annotated[
-    list[str] | None,
-    typer.Option("--stop", metavar="TEXT", help="End the answer before this text. May be repeated."),
-]
-
 # What is sent.
 SystemOption = Annotated[
     str | None,
@@ -157,64 +118,40 @@ class TreeOptions:
     exact: ExactOption = False
 
 
-def run_settings(
-    *,
-    model: str | None = None,
-    head: str | None = None,
-    bits: int | None = None,
-    head_bits: int | None = None,
-    lm_head_bits: int | None = None,
-    device: str | None = None,
-    profile: str | None = None,
-    context: int | None = None,
-    threads: int | None = None,
-    no_spec: bool = False,
-    depth: int | None = None,
-    branching: int | None = None,
-    nodes: int | None = None,
-    exact: bool = False,
-    kernels: str | None = None,
-) -> RunSettings:
-    """Check the options that choose model, machine and tree; None stays "let the profile decide".
+def run_settings(machine: MachineOptions, tree: TreeOptions | None = None) -> RunSettings:
+    """The settings of a run from both groups of options; None stays "let the profile decide".
 
     Raises UsageError, naming the allowed values, before anything heavy is imported.
     """
-    check_choice("--bits", bits, LAYER_BITS)
-    check_choice("--head-bits", head_bits, HEAD_BITS)
-    check_choice("--lm-head-bits", lm_head_bits, LM_HEAD_BITS)
-    kernels = None if kernels == "auto" else kernels
-    if kernels is not None and kernels not in KERNELS:
-        raise UsageError(
-            f"there are no kernels named {kernels!r}", f"use {' or '.join(KERNELS)}, or leave it out"
-        )
-    for name, text in (("model", model), ("head", head), ("device", device), ("profile", profile)):
-        if text is not None and not text.strip():  # an unset variable of a script, as a rule
-            raise UsageError(f"--{name} is empty", "give a value, or leave the option out")
-    if context is not None:
-        check_range("--context", context, SHORTEST_CONTEXT)
-    if threads is not None and not 1 <= threads <= MOST_THREADS:
-        raise UsageError(f"--threads is {threads}, which is out of range", f"use 1 to {MOST_THREADS}")
-    tree_shape(depth or 1, branching or 1, nodes or 0)  # checks the ranges
-    for name, value in (("depth", depth), ("branching", branching)):
+    tree = tree or TreeOptions()
+    if machine.kernels == "auto":
+        machine = replace(machine, kernels=None)
+    _check_machine(machine)
+    tree_shape(tree.depth or 1, tree.branching or 1, tree.nodes or 0)  # checks the ranges
+    for name, value in (("depth", tree.depth), ("branching", tree.branching)):
         if value == 0:
             raise UsageError(f"{name} is 0, which is out of range", "use 1 or more; only --nodes takes 0")
-    return RunSettings(
-        model=model,
-        head=head,
-        bits=bits,
-        head_bits=head_bits,
-        lm_head_bits=lm_head_bits,
-        device=device,
-        profile=profile,
-        context=context,
-        threads=threads,
-        speculate=not no_spec,
-        depth=depth,
-        branching=branching,
-        nodes=nodes,
-        exact=exact,
-        kernels=kernels,
-    )
+    given = vars(machine) | vars(tree)
+    speculate = not given.pop("no_spec")
+    return RunSettings(**given, speculate=speculate)
+
+
+def _check_machine(machine: MachineOptions) -> None:
+    check_choice("--bits", machine.bits, LAYER_BITS)
+    check_choice("--head-bits", machine.head_bits, HEAD_BITS)
+    check_choice("--lm-head-bits", machine.lm_head_bits, LM_HEAD_BITS)
+    if machine.kernels is not None and machine.kernels not in KERNELS:
+        raise UsageError(
+            f"there are no kernels named {machine.kernels!r}", f"use {' or '.join(KERNELS)}, or leave it out"
+        )
+    for name in ("model", "head", "device", "profile"):
+        text: str | None = getattr(machine, name)
+        if text is not None and not text.strip():  # an unset variable of a script, as a rule
+            raise UsageError(f"--{name} is empty", "give a value, or leave the option out")
+    if machine.context is not None:
+        check_range("--context", machine.context, SHORTEST_CONTEXT)
+    if machine.threads is not None:
+        check_range("--threads", machine.threads, 1, MOST_THREADS)
 
 
 def check_range(
@@ -224,43 +161,3 @@ def check_range(
     if value < least or (most is not None and value > most):
         allowed = f"use {least} or more" if most is None else f"use {least} to {most}"
         raise UsageError(f"{name} is {value}, which {wrong}", allowed)
-
-
-@dataclass(frozen=True)
-class SamplingChoices:
-    """The sampling options as the person gave them; None means "the default of the model"."""
-
-    temperature: TemperatureOption = None
-    top_p: TopPOption = None
-    top_k: TopKOption = None
-    min_p: MinPOption = None
-    repetition_penalty: RepetitionOption = None
-    presence_penalty: PresenceOption = None
-    frequency_penalty: FrequencyOption = None
-    seed: SeedOption = None
-    max_tokens: MaxTokensOption = None
-
-    def __post_init__(self) -> None:
-        self.resolve(SamplingParams())  # a value out of range is refused before a model is loaded
-
-    def resolve(self, defaults: SamplingParams) -> SamplingParams:
-        """The given options over `defaults`; what cannot be given here (bias, bans, stop ids) comes from `defaults`.
-
-        Raises UsageError with the allowed range.
-        """
-        merged = {item.name: getattr(defaults, item.name) for item in fields(defaults)}
-        merged.update(
-            {item.name: getattr(self, item.name) for item in fields(self) if self._given(item.name)}
-        )
-        return SamplingParams(**merged)
-
-    def _given(self, name: str) -> bool:
-        return getattr(self, name) is not None
-
-
-def stop_strings(given: Sequence[str] | None) -> tuple[str, ...]:
-    """The stop strings in the order given. Raises UsageError for an empty one, which would end every answer."""
-    stops = tuple(given or ())
-    if "" in stops:
-        raise UsageError("--stop is empty, which would end every answer at once", "give the text to stop at")
-    return stops

@@ -16,6 +16,7 @@ from treeeagle_edge.cli.options import (
     HeadOption,
     KernelsOption,
     LmHeadBitsOption,
+    MachineOptions,
     ModelOption,
     ProfileOption,
     run_settings,
@@ -66,15 +67,17 @@ def profile_command(
         print(plan_page(), end="")
         return
     settings = run_settings(
-        model=model,
-        head=head,
-        bits=bits,
-        head_bits=head_bits,
-        lm_head_bits=lm_head_bits,
-        device=device,
-        profile=profile,
-        context=context,
-        kernels=kernels,
+        MachineOptions(
+            model=model,
+            head=head,
+            bits=bits,
+            head_bits=head_bits,
+            lm_head_bits=lm_head_bits,
+            device=device,
+            profile=profile,
+            context=context,
+            kernels=kernels,
+        )
     )
     from treeeagle_edge.profiling.output import report_json, report_lines
     from treeeagle_edge.profiling.report import build_report

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from treeeagle_edge.chat.history import SESSION_HINT, SavedSession
-from treeeagle_edge.cli.options import SamplingChoices
+from treeeagle_edge.cli.sampling_options import SamplingChoices
 from treeeagle_edge.errors import InputError, UsageError
 
 _KINDS: Mapping[str, tuple[type, ...]] = {"top_k": (int,), "seed": (int,), "max_tokens": (int,)}

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 
 from treeeagle_edge.chat.history import load_session, save_session
 from treeeagle_edge.cli.console import say
-from treeeagle_edge.cli.conversation import Conversation, read_given, system_prompt
+from treeeagle_edge.cli.conversation import Conversation
+from treeeagle_edge.cli.given_files import first_word, path_in, read_given, system_prompt
+from treeeagle_edge.cli.info_view import info_lines
 from treeeagle_edge.cli.printer import harmless
 from treeeagle_edge.cli.set_command import change_setting, setting_lines
 from treeeagle_edge.cli.stats import totals_lines
 from treeeagle_edge.cli.tree_view import draw_round
 from treeeagle_edge.errors import InputError, UsageError, reason_of
-from treeeagle_edge.paths import typed_path
 
 KEYS = (
     ("//text", "send a message that begins with a slash"),
@@ -141,7 +139,7 @@ def _stats(conversation: Conversation, argument: str) -> None:
 
 
 def _save(conversation: Conversation, argument: str) -> None:
-    path = _path(argument, "/save FILE")
+    path = path_in(argument, "/save FILE")
     if path.exists():
         try:
             load_session(path)
@@ -159,14 +157,14 @@ def _save(conversation: Conversation, argument: str) -> None:
 
 
 def _load(conversation: Conversation, argument: str) -> None:
-    conversation.load(_path(argument, "/load FILE"), keep_file=False)
+    conversation.load(path_in(argument, "/load FILE"), keep_file=False)
     count = len(conversation.session.turns)
     say(f"loaded {count} message{'' if count == 1 else 's'} and answer{'' if count == 1 else 's'}")
 
 
 def _read(conversation: Conversation, argument: str) -> None:
-    name, question = _first_word(argument)
-    path = _path(name, "/read FILE [TEXT]")
+    name, question = first_word(argument)
+    path = path_in(name, "/read FILE [TEXT]")
     content = read_given(path).rstrip("\n")
     if not content.strip():
         raise InputError(f"{path} is empty", "give a file with text in it")
@@ -174,34 +172,7 @@ def _read(conversation: Conversation, argument: str) -> None:
 
 
 def _info(conversation: Conversation, _argument: str) -> None:
-    runtime, session = conversation.runtime, conversation.session
-    tree = conversation.tree or runtime.tree
-    shape = tree.label if tree else "none"
-    without_head = "none: only what the text repeats is drafted" if runtime.tree else "none: decoding plainly"
-    widths = runtime.plan.widths
-    output = f", lm_head {widths.lm_head}-bit" if widths.lm_head != runtime.bits else ""
-    rows = [
-        ("model", f"{runtime.model_name}, {runtime.bits}-bit{output}"),
-        (
-            "head",
-            f"{runtime.head_name}, {widths.head}-bit" if runtime.head_name else without_head,
-        ),
-        ("device", f"{runtime.device_label}; {runtime.device_why}"),
-        ("kernels", "native" if runtime.kernels == "native" else "PyTorch's"),
-        ("tree", shape if conversation.speculate else f"{shape}; speculation is off"),
-        ("context", f"{session.context_used:,} of {runtime.context:,} tokens"),
-        ("messages", f"{len(session.turns):,}, of which {session.forgotten:,} no longer fit the context"),
-        ("saved in", str(conversation.autosave.path or "nowhere: history is off")),
-    ]
-    rows += [(line.name, f"{line.nbytes / 1e9:.2f} GB {line.note}".rstrip()) for line in runtime.plan.lines]
-    rows += [
-        (card.device, f"{card.nbytes / 1e9:.2f} of {card.free / 1e9:.2f} GB {card.contents}")
-        for card in runtime.plan.cards
-    ]
-    rows.append(("plan", f"{runtime.plan.total / 1e9:.2f} of {runtime.plan.budget / 1e9:.2f} GB"))
-    width = max(len(name) for name, _ in rows)
-    say("\n".join(f"  {name:<{width}}  {value}" for name, value in rows))
-    say("\n".join(setting_lines(conversation)))
+    say("\n".join([*info_lines(conversation), *setting_lines(conversation)]))
 
 
 def _tree(conversation: Conversation, _argument: str) -> None:
@@ -216,27 +187,6 @@ def _tree(conversation: Conversation, _argument: str) -> None:
         rounds[drawn], drawn + 1, lambda token: codec.decode([token], skip_special=False), width
     )
     say("\n".join(lines))
-
-
-def _first_word(argument: str) -> tuple[str, str]:
-    """A path and the text after it. One with spaces is quoted, or is there: so completion writes it."""
-    if argument[:1] in ("'", '"'):
-        end = argument.find(argument[0], 1)
-        if end > 0:
-            return argument[: end + 1], argument[end + 1 :].strip()
-    ends = [index for index, char in enumerate(argument) if char == " "] + [len(argument)]
-    end = next((end for end in ends if os.path.isfile(typed_path(argument[:end]))), ends[0])
-    return argument[:end], argument[end:].strip()
-
-
-def _path(argument: str, usage: str) -> Path:
-    try:
-        words = shlex.split(argument) if argument[:1] in ("'", '"') else [argument]
-    except ValueError as problem:
-        raise UsageError("the quotes around the file name do not match", f"use {usage}") from problem
-    if not words or not words[0]:
-        raise UsageError("a file name is missing", f"use {usage}")
-    return typed_path(words[0])
 
 
 COMMANDS = (

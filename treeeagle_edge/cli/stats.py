@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treeeagle_edge.chat.answer import ENOUGH_ROUNDS, Answer, Speculation
-from treeeagle_edge.units import GB
+from treeeagle_edge.units import GB, counted
 
 LOW_TOKENS_PER_TREE = 1.1  # a head that fits its target settles about two, with the smallest trees still 1.2
 LOW_ROUNDS = 32  # with a tree, before that is believed
@@ -24,14 +24,14 @@ def stats_line(
     `seed` is named where it was drawn, so that the answer can be had again.
     """
     count = answer.completion_tokens
-    parts = [f"{count:,} token{'' if count == 1 else 's'}"]
+    parts = [counted(count, "token")]
     if count > 1:  # the clock runs from the first token to the last
         parts.append(f"{_speed(answer.tokens_per_second)} tok/s")
     if answer.speculation.rounds:
         parts.append(f"{answer.speculation.tokens_per_round:.1f} tokens/round")
     failures = answer.speculation.draft_failures
     if failures:
-        parts.append(f"{failures} draft failure{'' if failures == 1 else 's'}")
+        parts.append(counted(failures, "draft failure"))
     parts += [
         f"first token {answer.ttft_s:.2f} s",
         f"context {context_used:,}/{context:,}",

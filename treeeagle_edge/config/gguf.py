@@ -9,7 +9,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from treeeagle_edge.config.architectures import MOST_LAYERS, MOST_WIDTH, SUPPORTED_HINT, gguf_family_of
-from treeeagle_edge.config.rope import longest_position
+from treeeagle_edge.config.rope import longest_position, longrope_scale, yarn_scale
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.gguf_file import GGUFFile
 from treeeagle_edge.model_config import ModelConfig, RopeConfig
@@ -114,7 +114,7 @@ def _rope(file: GGUFFile, head_dim: int) -> RopeConfig:
         scale = declared / original
         attention = file.get("rope.scaling.attn_factor")
         if attention is None:
-            attention = 1.0 if scale <= 1 else math.sqrt(1 + math.log(scale) / math.log(original))
+            attention = longrope_scale(scale, original)
         return RopeConfig(
             theta=theta,
             kind="longrope",
@@ -127,9 +127,7 @@ def _rope(file: GGUFFile, head_dim: int) -> RopeConfig:
     divisors = _vector(file, "rope_freqs.weight", head_dim)
     factor = float(file.get("rope.scaling.factor") or file.get("rope.scale_linear") or 1.0)
     if kind == "yarn":
-        attention = (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0) * float(
-            file.get("rope.scaling.attn_factor", 1.0)
-        )
+        attention = yarn_scale(factor) * float(file.get("rope.scaling.attn_factor", 1.0))
         return RopeConfig(
             theta=theta,
             kind="yarn",

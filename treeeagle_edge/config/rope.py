@@ -88,7 +88,7 @@ def _attention_factor(
     if kind == "longrope":
         if declared is not None or original is None:
             return declared
-        return 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+        return longrope_scale(factor, original)
     if kind != "yarn":
         return None
     if given.get("beta_fast", 32) not in (None, 32) or given.get("beta_slow", 1) not in (None, 1):
@@ -101,11 +101,16 @@ def _attention_factor(
         return declared
     mscale, all_dim = given.get("mscale"), given.get("mscale_all_dim")
     if mscale and all_dim:
-        return _yarn_scale(factor, float(mscale)) / _yarn_scale(factor, float(all_dim))
-    return _yarn_scale(factor, 1.0)
+        return yarn_scale(factor, float(mscale)) / yarn_scale(factor, float(all_dim))
+    return yarn_scale(factor)
 
 
-def _yarn_scale(factor: float, mscale: float) -> float:
+def longrope_scale(factor: float, original: int) -> float:
+    """LongRoPE's factor on cosine and sine (arXiv 2402.13753): `original` tokens are stretched `factor` times."""
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+
+
+def yarn_scale(factor: float, mscale: float = 1.0) -> float:
     """Equation 22 of YaRN (arXiv 2309.00071), as a factor on cosine and sine."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
@@ -121,8 +126,6 @@ def _factors(given: Mapping[str, Any], key: str) -> tuple[float, ...]:
 
 def longest_position(rope: RopeConfig, declared: int) -> int:
     """The longest context. A config whose scaling stretches an original context may declare only the original one."""
-    if rope.kind in ("dynamic", "yarn") and rope.original_max_position:
-        return max(declared, int(rope.original_max_position * rope.factor))
-    if rope.kind == "linear" and rope.original_max_position:
+    if rope.kind in ("dynamic", "linear", "yarn") and rope.original_max_position:
         return max(declared, int(rope.original_max_position * rope.factor))
     return declared

@@ -17,10 +17,10 @@ from treeeagle_edge.engine.device_start import can_stay_on_device, device_rounds
 from treeeagle_edge.engine.host_rounds import AnswerRounds, HostRounds
 from treeeagle_edge.engine.passes import Passes
 from treeeagle_edge.engine.protocol import Reading, unwatched
-from treeeagle_edge.errors import CannotRunError, InputError, UsageError
+from treeeagle_edge.engine.refusals import check_prompt, check_shape
+from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.kv.pool import KVPool, PoolUsage
 from treeeagle_edge.kv.sequence import LiveSequence
-from treeeagle_edge.limits import MAX_EXPANSIONS
 from treeeagle_edge.model.protocols import ChoosingTarget, DraftHead, TargetModel
 from treeeagle_edge.model.target import exact_rows
 from treeeagle_edge.rounds import Round, TreeShape
@@ -127,23 +127,8 @@ class Engine:
             self._pool.clear_cache()
 
     def check_shape(self, shape: TreeShape) -> None:
-        """Raise UsageError for a tree that the reserved slots cannot hold."""
-        room = self._pool.num_slots - self.context - 1
-        if shape.nodes > room:
-            raise UsageError(
-                f"{shape.nodes} nodes need more slots than the {room} reserved",
-                f"use at most {room}, or start with --nodes {shape.nodes}",
-            )
-        if self._fixed_rows is not None and shape.nodes + 1 > self._fixed_rows:
-            raise UsageError(
-                f"--exact keeps {self._fixed_rows} rows a pass, too few for {shape.nodes} nodes",
-                f"use at most {self._fixed_rows - 1}, or start with --nodes {shape.nodes}",
-            )
-        if (shape.depth - 1) * shape.branching > MAX_EXPANSIONS:
-            raise UsageError(
-                f"depth {shape.depth} with branching {shape.branching} is too large a draft",
-                f"keep (depth - 1) x branching at most {MAX_EXPANSIONS}",
-            )
+        """Raise UsageError for a tree that the reserved slots, or the rows of exact mode, cannot hold."""
+        check_shape(shape, room=self._pool.num_slots - self.context - 1, fixed_rows=self._fixed_rows)
 
     def generate(
         self,
@@ -164,12 +149,10 @@ class Engine:
         What was settled is kept for the next prompt. Raises InputError for an empty prompt or one that leaves no room
         in the context, UsageError for a `tree` that does not fit, CannotRunError where a card's memory runs out.
         """
-        shape = (tree or self.tree) if speculate and self.speculates else None
-        if self.head is None and shape is not None and not may_look_up(self.target, shape):
-            shape = None
+        shape = self._shape(tree) if speculate else None
         if shape is not None:
             self.check_shape(shape)
-        self._check_prompt(prompt_ids)
+        check_prompt(prompt_ids, context=self.context, vocab=self.target.config.vocab_size)
         limit = min(params.max_tokens or self.context, self.context - len(prompt_ids))
         with self._turn:
             rounds = self._begin(prompt_ids, params, shape, choice, reuse=reuse_prefix)
@@ -196,7 +179,7 @@ class Engine:
 
     def tie_margin(self, ids: Sequence[int], a: int, b: int) -> float:
         """See `TokenEngine.tie_margin`."""
-        self._check_prompt(ids)
+        check_prompt(ids, context=self.context, vocab=self.target.config.vocab_size)
         with self._turn:
             sequence = self._open(ids, with_head=False, reuse=True)
             try:
@@ -205,21 +188,10 @@ class Engine:
                 sequence.close()
         return abs(float(logits[a] - logits[b]))
 
-    def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
-        if not prompt_ids:
-            raise InputError("the prompt is empty", "type something to answer")
-        if len(prompt_ids) >= self.context:
-            raise InputError(
-                f"the prompt has {len(prompt_ids):,} tokens, too many for a context of {self.context:,}",
-                "shorten it, or start with a larger --context",
-            )
-        vocab = self.target.config.vocab_size
-        outside = next((i for i in prompt_ids if not 0 <= i < vocab), None)
-        if outside is not None:
-            raise InputError(
-                f"token id {outside} is not in the target's vocabulary of {vocab:,}",
-                "the tokenizer belongs to another model",
-            )
+    def _shape(self, wanted: TreeShape | None) -> TreeShape | None:
+        """The shape of an answer's trees; None where rounds decode plainly."""
+        shape = (wanted or self.tree) if self.speculates else None
+        return shape if self.has_head or may_look_up(self.target, shape) else None
 
     def _begin(
         self,

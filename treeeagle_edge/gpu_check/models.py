@@ -91,7 +91,7 @@ class RandomModel:
         dtype = compute_dtype(bits, device, config.family)
         with torch.inference_mode():
             checkpoint = RandomCheckpoint(config, device, dtype)
-            weights = load_weights(checkpoint, bits=bits, device=device, dtype=dtype, progress=None)
+            weights = load_weights(checkpoint, bits=bits, device=device, dtype=dtype)
         return cls(config, weights, bits, dtype, device)
 
     def target(self, scale: float, context: int) -> Target:

@@ -33,7 +33,7 @@ from treeeagle_edge.gpu_check.sizes import SIZES
 from treeeagle_edge.gpu_check.speed import check_speed
 from treeeagle_edge.gpu_check.timing import said
 from treeeagle_edge.hardware.detection import detect
-from treeeagle_edge.kernels.trial import use_card
+from treeeagle_edge.kernels.current_card import use_card
 
 SECTIONS: Mapping[str, Callable[[Probe, Finding], None]] = MappingProxyType(
     {

@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from treeeagle_edge.units import counted
+
 # flag as the kernel prints it -> the name people know; the order is the order of the list
 _INSTRUCTION_SETS = {
     "amx_int8": "amx-int8",
@@ -48,7 +50,7 @@ class Cpu:
     def label(self) -> str:
         """For example "cpu (2 cores, avx512-vnni)"."""
         best = next((name for name in _HEADLINE if name in self.instruction_sets), None)
-        cores = f"{self.cores} core" + ("s" if self.cores != 1 else "")
+        cores = counted(self.cores, "core")
         return f"cpu ({cores}, {best})" if best else f"cpu ({cores})"
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treeeagle_edge.bench.prompts import BenchPrompt, builtin_prompts, read_prompts
+from treeeagle_edge.bench.prompts import BenchPrompt, builtin_prompts, check_room, read_prompts
 from treeeagle_edge.chat.prompt import TextCodec, Turn, build_prompt
 from treeeagle_edge.engine.protocol import TokenEngine
 from treeeagle_edge.errors import InputError, UsageError
@@ -157,10 +157,5 @@ def measure(
 def _prompt_ids(tokenizer: TextCodec, prompt: BenchPrompt, context: int) -> list[int]:
     """Ids of the first turn, rendered with the model's chat template."""
     ids = list(build_prompt(tokenizer, None, [Turn(prompt.turns[0])]).ids)
-    if len(ids) + 2 > context:  # the prefill gives a token, and so does the shortest round
-        raise InputError(
-            f"the prompt {prompt.name} has {len(ids):,} tokens, "
-            f"which leaves no room for an answer in a context of {context:,}",
-            "give a larger --context, or leave this prompt out",
-        )
+    check_room(prompt, len(ids), context)
     return ids

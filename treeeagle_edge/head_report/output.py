@@ -33,7 +33,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treeeagle_edge.bench.document import Document
+from treeeagle_edge.bench.document import Document, failure_notes
 from treeeagle_edge.bench.run import environment_of
 from treeeagle_edge.head_report.evaluate import EvalOptions, HeadReport
 from treeeagle_edge.head_report.tally import Tally, bin_edges, total
@@ -124,10 +124,7 @@ def _result_notes(report: HeadReport) -> list[str]:
     notes = []
     if report.interrupted:
         notes.append(f"interrupted: the figures hold {report.answered} of {report.asked} questions")
-    failures = sum(answer.tally.failures for answer in report.answers)
-    if failures:
-        notes.append(f"{failures} rounds fell back to plain decoding because the head gave non-finite scores")
-    return notes
+    return notes + failure_notes(sum(answer.tally.failures for answer in report.answers))
 
 
 def render(document: Document, output: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from treeeagle_edge.errors import CannotRunError, InputError, TreeEagleError, reason_of
-from treeeagle_edge.planning.known_models import KNOWN_MODELS
+from treeeagle_edge.planning.known_models import KNOWN_MODELS, known_heads
 
 _AGAIN = "what has come is kept: run the same command again to go on"
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
@@ -88,10 +88,7 @@ def _gated(repository: str) -> InputError:
 
 
 def _unknown(repository: str, what: str) -> InputError:
-    names = {name.lower(): name for name in KNOWN_MODELS}
-    names.update(
-        {known.head_name.lower(): known.head_name for known in KNOWN_MODELS.values() if known.head_name}
-    )
+    names = {name.lower(): name for name in (*KNOWN_MODELS, *known_heads())}
     close = difflib.get_close_matches(repository.lower(), names, n=1, cutoff=0.8)
     near = f"did you mean {names[close[0]]}? " if close and names[close[0]] != repository else ""
     return InputError(

@@ -11,7 +11,7 @@ from typing import Any
 
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.model_config import ModelConfig
-from treeeagle_edge.planning.known_models import KNOWN_MODELS
+from treeeagle_edge.planning.known_models import known_heads
 
 _CHUNK = 1 << 20
 _TEXT_FILES = (
@@ -86,7 +86,7 @@ def look_up(name: str) -> Repository:
 
 def kind_of(name: str, config: Mapping[str, Any]) -> str:
     """ "head" where the repository `name` with this config.json is a draft head, else "model"."""
-    heads = {known.head_name.lower() for known in KNOWN_MODELS.values() if known.head_name}
+    heads = {head.lower() for head in known_heads()}
     named = " ".join(map(str, config.get("architectures") or ())).lower()
     marks = (
         config.get("draft_vocab_size") or config.get("speculators_model_type") or config.get("eagle_config")

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LARGEST = 127  # an int8 code; the scale of a row of weights is that of its largest one
+from treeeagle_edge.kernels.triton.operands import INT8_MOST
+
 # of a weight while it is quantised, in fp32: that fits the room which the plan keeps for sums
 _ROWS_AT_A_TIME = 512
 _CHANNELS = 4  # output channels come in so many: cuBLASLt has no product of int8 for other numbers (its documentation)
@@ -24,7 +25,7 @@ def quantise_rows(weight: Tensor, device: torch.device) -> tuple[Tensor, Tensor]
         piece = slice(start, start + _ROWS_AT_A_TIME)
         wide = weight[piece].to(device).float()
         absmax[piece] = wide.abs().amax(dim=1)
-        scales = (absmax[piece] / LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
+        scales = (absmax[piece] / INT8_MOST).clamp_(min=torch.finfo(torch.float32).tiny)
         codes[piece] = torch.round(wide / scales[:, None]).to(torch.int8)
     return codes, absmax
 

@@ -7,13 +7,21 @@ from ctypes import addressof, c_int64, sizeof
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from treeeagle_edge.checkpoint.head import HeadCheckpoint
 from treeeagle_edge.drafting.growth_rule import GrowthRule
 from treeeagle_edge.kernels.native.head import Head, HeadRequest, TreeRoom
 from treeeagle_edge.kernels.native.library import NativeError
-from treeeagle_edge.kernels.native.structs import Growth, HeadConfig, HeadInput, Pass, TreeInput
+from treeeagle_edge.kernels.native.structs import (
+    FORMAT_OF_BITS,
+    Growth,
+    HeadConfig,
+    HeadInput,
+    Pass,
+    TreeInput,
+)
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv.store import KVStore
 from treeeagle_edge.model.head import HeadOutput
@@ -73,7 +81,7 @@ class NativeHead:
             ),
         )  # fmt: skip
         for name, tensor in _MATRICES.items():
-            head.matrix(name, "q8" if bits == 8 else "q4_1", _float32(checkpoint.tensors[tensor]))
+            head.matrix(name, FORMAT_OF_BITS[bits], _float32(checkpoint.tensors[tensor]))
         if checkpoint.embedding is not None:
             head.matrix("embedding", "q8", _float32(checkpoint.embedding))
         for name, tensor in _VECTORS.items():
@@ -90,9 +98,8 @@ class NativeHead:
         self._ids, self._feature_rows = ((c_int64 * max_rows)() for _ in range(2))  # a tree begins with
         self._tree_input = TreeInput(ids=addressof(self._ids))
         self._tree_room = TreeRoom(MAX_NODES + 1)
-        self._told: tuple[GrowthRule, Growth] | None = (
-            None  # the last rule, which owns what the structure points to
-        )
+        # the last rule, which owns what the structure points to
+        self._told: tuple[GrowthRule, Growth] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -211,5 +218,5 @@ def _checked(given: Tensor, rows: int, width: int) -> int:
     return given.data_ptr()
 
 
-def _float32(tensor: Tensor) -> np.ndarray:
+def _float32(tensor: Tensor) -> NDArray[np.float32]:
     return tensor.float().contiguous().numpy()

@@ -7,13 +7,14 @@ from ctypes import addressof, c_int32, c_int64, sizeof
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from treeeagle_edge.checkpoint.opening import Checkpoint
 from treeeagle_edge.kernels.native.library import NativeError
 from treeeagle_edge.kernels.native.model import Model, Request
 from treeeagle_edge.kernels.native.reading import Store, View
-from treeeagle_edge.kernels.native.structs import ModelConfig, Pass, Sampling
+from treeeagle_edge.kernels.native.structs import FORMAT_OF_BITS, ModelConfig, Pass, Sampling
 from treeeagle_edge.kernels.native.team import Team
 from treeeagle_edge.kernels.tree_view import TreeView
 from treeeagle_edge.kernels.view import AttentionView, BatchView
@@ -21,7 +22,8 @@ from treeeagle_edge.kv.store import KVStore
 from treeeagle_edge.model.pass_rows import PassRows
 from treeeagle_edge.model.rope import RotaryTable
 from treeeagle_edge.model.target import TargetOutput
-from treeeagle_edge.model.target_weights import Progress, TensorReader
+from treeeagle_edge.model.target_weights import TensorReader
+from treeeagle_edge.sampling import Peaks
 from treeeagle_edge.sampling_params import SamplingParams
 
 _MATRICES = {
@@ -33,7 +35,8 @@ _MATRICES = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
-_STORED = {"Q8_0": "q8", "Q4_0": "q4_0", "Q4_1": "q4_1"}  # GGUF types that load as they are
+# GGUF types that load as they are, by the bits that are asked for
+_STORED = {8: {"Q8_0": "q8"}, 4: {"Q4_0": "q4_0", "Q4_1": "q4_1"}}
 
 
 class NativeTarget:
@@ -131,7 +134,7 @@ class NativeTarget:
             torch.empty(0, self.config.vocab_size) if out.logits is None else torch.from_numpy(out.logits)
         )
         features = torch.empty(rows, 0) if out.features is None else torch.from_numpy(out.features)
-        return request, TargetOutput(logits, features, (out.peaks, out.best))
+        return request, TargetOutput(logits, features, Peaks(out.peaks, out.best))
 
 
 def native_pass(ids: Tensor, positions: Tensor, slots: Tensor, view: AttentionView | BatchView) -> Pass:
@@ -197,7 +200,6 @@ def load_native_target(
     bits: int,
     context: int,
     max_rows: int,
-    progress: Progress | None = None,
 ) -> NativeTarget:
     """Load `checkpoint` at `bits` (8 or 4) for passes of up to `max_rows` rows.
 
@@ -217,11 +219,11 @@ def load_native_target(
         scored_rows=max_rows,
     )  # fmt: skip
     model.rope(table.cos.numpy(), table.sin.numpy())
-    reader = TensorReader(checkpoint, progress)
+    reader = TensorReader(checkpoint)
     _load_matrix(model, reader, "embedding", "model.embed_tokens.weight", 8, 0)
     if not config.tie_word_embeddings:
         _load_matrix(model, reader, "lm_head", "lm_head.weight", 8, 0)
-    model.vector("final_norm", _vector(reader, "model.norm.weight"))
+    model.vector("final_norm", _float32(reader, "model.norm.weight"))
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
         for name, module in _MATRICES.items():
@@ -234,22 +236,19 @@ def load_native_target(
         if config.qk_norm:
             vectors |= {f"{p}_norm": f"self_attn.{p}_norm.weight" for p in "qk"}
         for name, tensor in vectors.items():
-            model.vector(name, _vector(reader, prefix + tensor), layer)
+            model.vector(name, _float32(reader, prefix + tensor), layer)
     model.ready()
     return NativeTarget(model, checkpoint, bits=bits, context=context)
 
 
 def _load_matrix(model: Model, reader: TensorReader, name: str, tensor: str, bits: int, layer: int) -> None:
     raw = reader.raw(tensor)
-    if raw is not None:
-        stored = _STORED.get(raw[0])
-        if stored is not None and ((bits == 8 and stored == "q8") or (bits == 4 and stored != "q8")):
-            model.matrix(name, stored, np.ascontiguousarray(raw[1]), layer)
-            return
-    model.matrix(
-        name, "q8" if bits == 8 else "q4_1", reader.tensor(tensor).float().contiguous().numpy(), layer
-    )
+    stored = _STORED[bits].get(raw[0]) if raw is not None else None
+    if raw is not None and stored is not None:
+        model.matrix(name, stored, np.ascontiguousarray(raw[1]), layer)
+    else:
+        model.matrix(name, FORMAT_OF_BITS[bits], _float32(reader, tensor), layer)
 
 
-def _vector(reader: TensorReader, name: str) -> np.ndarray:
+def _float32(reader: TensorReader, name: str) -> NDArray[np.float32]:
     return reader.tensor(name).float().contiguous().numpy()

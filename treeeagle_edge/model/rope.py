@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from treeeagle_edge.config.rope import longrope_scale, yarn_scale
 from treeeagle_edge.kernels.triton.operands import Rotation
 from treeeagle_edge.limits import ROTARY_MARGIN
 from treeeagle_edge.model_config import RopeConfig
@@ -100,8 +101,7 @@ def _yarn(rope: RopeConfig, head_dim: int, exponents: Tensor) -> tuple[Tensor, f
     ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
     frequencies = rope.theta**exponents
     inverse = ramp / (rope.factor * frequencies) + (1 - ramp) / frequencies
-    default = 0.1 * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
-    return inverse, default if rope.attention_factor is None else rope.attention_factor
+    return inverse, yarn_scale(rope.factor) if rope.attention_factor is None else rope.attention_factor
 
 
 def _longrope(rope: RopeConfig, exponents: Tensor, context: int) -> tuple[Tensor, float]:
@@ -110,5 +110,5 @@ def _longrope(rope: RopeConfig, exponents: Tensor, context: int) -> tuple[Tensor
     factors = rope.long_factor if context > original else rope.short_factor
     assert factors is not None
     inverse = 1.0 / (torch.tensor(factors, dtype=torch.float32) * rope.theta**exponents)
-    default = math.sqrt(1 + math.log(rope.factor) / math.log(original)) if rope.factor > 1 else 1.0
+    default = longrope_scale(rope.factor, original)
     return inverse, default if rope.attention_factor is None else rope.attention_factor

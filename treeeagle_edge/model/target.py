@@ -6,16 +6,15 @@ whatever they are: one token, a draft tree or a piece of a prompt. What a row ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import starmap
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from treeeagle_edge.checkpoint.opening import Checkpoint
+from treeeagle_edge.kernels.current_card import on_card
 from treeeagle_edge.kernels.dispatch import add_rms_norm, attention, rms_norm, rotate_and_write, silu_gate
 from treeeagle_edge.kernels.triton.operands import HeadNorm, Pool, Rotation
 from treeeagle_edge.kernels.view import AttentionView, BatchView
@@ -23,9 +22,10 @@ from treeeagle_edge.kv.store import KVStore
 from treeeagle_edge.model.linear import check_bits
 from treeeagle_edge.model.pass_rows import TensorTarget
 from treeeagle_edge.model.rope import RotaryTable
-from treeeagle_edge.model.target_places import current, layer_runs, moved, moved_view
+from treeeagle_edge.model.target_places import layer_runs, moved, moved_view
 from treeeagle_edge.model.target_weights import LayerWeights, TargetWeights, load_weights
 from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.sampling import Peaks
 
 _HAS_BF16 = (8, 0)  # compute capability of the first cards that have it
 _EXACT_MULTIPLE = 8  # rows: with multiples of 8 every product here treats all row positions alike (measured)
@@ -36,12 +36,9 @@ class TargetOutput:
     """What one pass of M rows gives."""
 
     logits: Tensor  # [R, V] float32, of the R rows that were scored; [0, V] from a pass that gives their peaks alone
-    features: (
-        Tensor  # [M, len(taps) * H] the residual stream at the taps, before the final norm, compute dtype
-    )
-    # [R] the largest logit of each scored row, NaN where one is not finite, and [R] its id: where the pass found them.
-    # Of NumPy, whose lists are made several times as fast while the caches are cold
-    peaks: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
+    # [M, len(taps) * H] the residual stream at the taps, before the final norm, compute dtype
+    features: Tensor
+    peaks: Peaks | None = None  # of the scored rows, where the pass found them
 
 
 @dataclass(frozen=True)
@@ -148,7 +145,7 @@ class Target(TensorTarget):
                 moved(slots, run.device),
                 moved_view(view, run.device),
             )
-            with current(run.device):
+            with on_card(run.device):
                 hidden = rms_norm(x, layers[run.layers.start].input_norm, config.rms_norm_eps, self.dtype)
                 for index in run.layers:
                     if index in taps:
@@ -216,11 +213,10 @@ def load_target(
     bits: int,
     context: int,
     device: torch.device,
-    progress: Callable[[int, int], None] | None = None,
     lm_head_bits: int | None = None,
     places: Sequence[torch.device] | None = None,
 ) -> Target:
-    """Load `checkpoint` at `bits` (4, 8, 16 or 32) for a planned `context` (tokens); `progress` gets (tensors, all).
+    """Load `checkpoint` at `bits` (4, 8, 16 or 32) for a planned `context` (tokens).
 
     `lm_head_bits`: 8, 16 or None, as `widths.choose_widths` takes it; `places`: as `Target` takes them. Raises
     InputError for a missing or misshapen tensor, CannotRunError where this machine cannot run a width or the device.
@@ -235,7 +231,6 @@ def load_target(
             bits=bits,
             device=device,
             dtype=dtype,
-            progress=progress,
             lm_head_bits=lm_head_bits,
             places=places,
         )

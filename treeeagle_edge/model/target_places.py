@@ -7,7 +7,6 @@ draft head. So a pass sends only the residual stream from card to card, and home
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -51,8 +50,3 @@ def moved_view(view: AttentionView | BatchView, device: torch.device) -> Attenti
         return TreeView(prefix, rows, view.parents, view.queries)
     length = None if view.length is None else moved(view.length, device)
     return AttentionView(prefix, rows, moved(view.visible, device), length)
-
-
-def current(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a card the current one: Triton launches there, wherever the tensors lie."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -10,7 +10,8 @@ from torch import Tensor
 from treeeagle_edge.checkpoint.bnb import Stored4bit, StoredInt8, StoredMatrix
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.kernels import dispatch
-from treeeagle_edge.model.int8_rows import LARGEST, whole_channels
+from treeeagle_edge.kernels.triton.operands import INT8_MOST
+from treeeagle_edge.model.int8_rows import whole_channels
 from treeeagle_edge.model.linear import Linear, PackedLinear, bitsandbytes_module, make_linear
 
 
@@ -67,7 +68,7 @@ class StoredInt8Linear:
         # the product's own scales are bf16 and would round the stored ones: it gets ones
         rows = x.to(torch.bfloat16)
         y = torch._weight_int8pack_mm(rows, self.weight, rows.new_ones(len(self.absmax)))
-        y = y.float().mul_(self.absmax / LARGEST).to(x.dtype)
+        y = y.float().mul_(self.absmax / INT8_MOST).to(x.dtype)
         return y if self.bias is None else y.add_(self.bias)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +17,6 @@ from treeeagle_edge.errors import InputError, UsageError
 from treeeagle_edge.model.linear import DenseLinear, Linear, make_linear
 from treeeagle_edge.model.target_stored import stored_linear
 from treeeagle_edge.widths import choose_widths
-
-Progress = Callable[[int, int], None]  # (tensors done, tensors in all)
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,6 @@ def load_weights(
     bits: int,
     device: torch.device,
     dtype: torch.dtype,
-    progress: Progress | None,
     lm_head_bits: int | None = None,
     places: Sequence[torch.device] | None = None,
 ) -> TargetWeights:
@@ -82,7 +79,7 @@ def load_weights(
     for a width other than the one that quantised weights are stored at.
     """
     check_width(checkpoint.config.stored, bits)
-    reader = TensorReader(checkpoint, progress)
+    reader = TensorReader(checkpoint)
     config = checkpoint.config
     raw = reader.tensor("model.embed_tokens.weight")
     embedding = raw.to(device=device, dtype=dtype).contiguous()
@@ -150,15 +147,13 @@ def _load_layer(
 
 
 class TensorReader:
-    """Tensors of a checkpoint, checked for presence and shape, with progress."""
+    """Tensors of a checkpoint, checked for presence and shape."""
 
-    def __init__(self, checkpoint: Checkpoint, progress: Progress | None) -> None:
+    def __init__(self, checkpoint: Checkpoint) -> None:
         self.config = checkpoint.config
         self._checkpoint = checkpoint
         self._names = checkpoint.names()
         self._shapes = expected_shapes(checkpoint.config)
-        self._progress = progress
-        self._done = 0
 
     def tensor(self, name: str) -> Tensor:
         """The tensor as stored, on the CPU."""
@@ -174,32 +169,20 @@ class TensorReader:
                 f"tensor {name} has shape {list(tensor.shape)}, the config asks for {list(expected)}",
                 "config and weights belong to different models; download both again",
             )
-        self._count()
         return tensor
 
     def raw(self, name: str) -> tuple[str, np.ndarray] | None:
         """(GGUF type, [rows, bytes a row] uint8) of a matrix stored in blocks, None for any other."""
-        found = self._checkpoint.raw(name)
-        if found is not None:
-            self._count()
-        return found
+        return self._checkpoint.raw(name)
 
     def stored(self, name: str) -> StoredMatrix | None:
         """The matrix as bitsandbytes stored it, None where it is stored otherwise."""
-        found = self._checkpoint.stored(name) if isinstance(self._checkpoint, HoldsStored) else None
-        if found is not None:
-            self._count()
-        return found
+        return self._checkpoint.stored(name) if isinstance(self._checkpoint, HoldsStored) else None
 
     def joined(self, names: list[str]) -> Tensor:
         """Several tensors stacked along their output channels."""
         tensors = [self.tensor(name) for name in names]
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-
-    def _count(self) -> None:
-        self._done += 1
-        if self._progress is not None:
-            self._progress(self._done, len(self._shapes))
 
     def norm(self, name: str, device: torch.device) -> Tensor:
         """A norm's weight, float32, on `device`."""

@@ -185,6 +185,11 @@ def _table() -> dict[str, KnownModel]:
 KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType(_table())
 
 
+def known_heads() -> tuple[str, ...]:
+    """Names of the heads in the table."""
+    return tuple(known.head_name for known in KNOWN_MODELS.values() if known.head_name is not None)
+
+
 def find_known(name: str) -> KnownModel | None:
     """The entry for a model name, whatever its upper and lower case; None where the table has none."""
     wanted = name.strip().rstrip("/").lower()

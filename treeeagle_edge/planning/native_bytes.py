@@ -1,6 +1,6 @@
 """Bytes that the native CPU kernels hold: weights in blocks of 32, and buffers that are sized once for a whole run.
 
-Mirrors `kernels/native/src`: blocks.cpp (weights), layer.cpp (workspace), attention_impl.h (scratch of a
+Mirrors `kernels/native/src`: blocks.cpp (weights), workspace.cpp (workspace), attention_impl.h (scratch of a
 thread), growth.cpp (scored nodes).
 """
 

@@ -10,21 +10,20 @@ from torch import Tensor
 
 from treeeagle_edge.kernels.native.model import Model
 from treeeagle_edge.kernels.native.reading import Store, View
-from treeeagle_edge.kernels.native.structs import ModelConfig
+from treeeagle_edge.kernels.native.structs import FORMAT_OF_BITS, ModelConfig
 from treeeagle_edge.kernels.native.team import Team
 from treeeagle_edge.kernels.view import AttentionView
 from treeeagle_edge.kv.store import KVStore
 from treeeagle_edge.model.native_target import native_store, native_view
 from treeeagle_edge.planning.native_bytes import BLOCK, matrix_bytes
 
-_FORMATS = {4: "q4_1", 8: "q8"}
 _VOCABULARY = 32  # of the timed model; small, since its layers are what is timed
 _CONTEXT = 64  # positions that each row of the timed model reads
 
 
 def native_layer(weight: Tensor, x: Tensor, bits: int) -> Tensor:
     """[M, n]: x [M, k] times weight [n, k], both fp32, with the native product at 4 or 8 bits."""
-    product = Team(1).matmul(_FORMATS[bits], weight.numpy(), weight.shape[0], x.numpy())
+    product = Team(1).matmul(FORMAT_OF_BITS[bits], weight.numpy(), weight.shape[0], x.numpy())
     return torch.from_numpy(product)
 
 
@@ -50,7 +49,7 @@ class TimedModel:
         model.matrix("embedding", "q8", _empty(_VOCABULARY, hidden, 8))
         for layer in range(layers):
             for name, shape in (mlp | attention).items():
-                model.matrix(name, _FORMATS[bits], _empty(*shape, bits), layer)
+                model.matrix(name, FORMAT_OF_BITS[bits], _empty(*shape, bits), layer)
             for name in ("attention_norm", "mlp_norm"):
                 model.vector(name, np.ones(hidden, np.float32), layer)
         model.vector("final_norm", np.ones(hidden, np.float32))

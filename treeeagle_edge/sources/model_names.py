@@ -11,7 +11,7 @@ from pathlib import Path
 from treeeagle_edge.errors import InputError, reason_of
 from treeeagle_edge.hub.fetch import cached_repository, fetch_repository, is_repository, repository_of
 from treeeagle_edge.paths import typed_path
-from treeeagle_edge.planning.known_models import KNOWN_MODELS, find_known
+from treeeagle_edge.planning.known_models import KNOWN_MODELS, find_known, known_heads
 from treeeagle_edge.progress import Progress, silent
 from treeeagle_edge.sources.demo_model import DEMO_MODEL, fetch_demo_model
 
@@ -63,8 +63,7 @@ def resolve_head(name: str | None, model_name: str, progress: Progress = silent)
         return _head_file(path)
     if is_repository(name) and path.suffix.lower() not in _HEAD_SUFFIXES:
         return fetch_repository(name, "head", progress)
-    heads = [known.head_name for known in KNOWN_MODELS.values() if known.head_name]
-    raise unknown_name(name, "head", (*bundled_heads(), *heads, *_nearby(path, _HEAD_SUFFIXES)))
+    raise unknown_name(name, "head", (*bundled_heads(), *known_heads(), *_nearby(path, _HEAD_SUFFIXES)))
 
 
 def model_label(name: str | Path) -> str:

@@ -20,7 +20,7 @@ from treeeagle_edge.hub.repository import Repository
 from treeeagle_edge.json_file import read_json
 from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.paths import cache_dir, typed_path
-from treeeagle_edge.planning.known_models import KNOWN_MODELS, find_known
+from treeeagle_edge.planning.known_models import KNOWN_MODELS, find_known, known_heads
 from treeeagle_edge.planning.memory_profile import MemoryProfile, choose_profile
 from treeeagle_edge.planning.model_shapes import PlannedModel
 from treeeagle_edge.planning.run_plan import pick_profile, plan_run
@@ -104,8 +104,7 @@ def _part(name: str, say: Progress, *, verify: bool, kind: str | None = None) ->
     if os.path.exists(typed_path(name)):
         raise InputError(f"{name} is on this machine already", f"chat with it: treeeagle chat --model {name}")
     if not is_repository(name):
-        heads = (known.head_name for known in KNOWN_MODELS.values() if known.head_name)
-        raise unknown_name(name, kind or "model", (*KNOWN_MODELS, *bundled_heads(), *heads))
+        raise unknown_name(name, kind or "model", (*KNOWN_MODELS, *bundled_heads(), *known_heads()))
     return _hub_part(name, say, verify=verify, kind=kind)
 
 
@@ -170,9 +169,7 @@ def _offline_error(name: str) -> CannotRunError:
     here = f"{format_size(sum(sizes))} of it are here" if sizes else "nothing of it is here"
     return CannotRunError(
         f"HF_HUB_OFFLINE is set, so nothing is fetched of {name}",
-        f"{here}; unset HF_HUB_OFFLINE to fetch the rest"
-        if sizes
-        else f"{here}; unset HF_HUB_OFFLINE to fetch it",
+        f"{here}; unset HF_HUB_OFFLINE to fetch {'the rest' if sizes else 'it'}",
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from treeeagle_edge.chat.prompt import TextCodec, message_ids
 from treeeagle_edge.errors import InputError, reason_of
-from treeeagle_edge.json_file import json_reason, parse_json
+from treeeagle_edge.json_file import json_lines, json_reason, parse_json
 from treeeagle_edge.training.dialogues import Script, Wish, retold
 from treeeagle_edge.training.pieces import ChatPieces
 from treeeagle_edge.training.writing import Scripts
@@ -34,14 +34,12 @@ class GivenDialogue:
 def read_dialogues(path: Path) -> tuple[GivenDialogue, ...]:
     """All dialogues of the file. Raises InputError, which names the line that is wrong."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InputError(f"cannot read {path}: {reason_of(error)}", "give a JSONL file") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text", FORMAT_HINT) from error
-    dialogues = tuple(
-        _parse(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()
-    )
+    dialogues = tuple(_parse(line, f"{path} line {number}") for number, line in json_lines(text))
     if not dialogues:
         raise InputError(f"{path} holds no dialogues", FORMAT_HINT)
     return dialogues

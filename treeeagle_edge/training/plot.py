@@ -29,7 +29,7 @@ def draw_training(record: Record, title: str, path: Path) -> None:
         shares = [100 * entry["hits"][step] for entry in record.held_out]
         hits.plot(judged, shares, marker=".", label=f"step {step + 1}")
     hits.legend(fontsize=8)
-    _label(hits, "step", "% of tokens foreseen", "held-out dialogues")
+    _label(hits, "step", "% of tokens predicted", "held-out dialogues")
     last = record.held_out[-1]["accepted"]
     depth.plot(range(1, steps + 1), [100 * share for share in last], marker="o", color="#2e7d4f")
     depth.set_ylim(0, 100)

@@ -21,6 +21,7 @@ from treeeagle_edge.training.pieces import ChatPieces
 from treeeagle_edge.training.processes import Place
 from treeeagle_edge.training.shards import bytes_per_token, shard_path, write_shard
 from treeeagle_edge.training.starters import Starter
+from treeeagle_edge.units import format_gb
 
 TOKENS_PER_DIALOGUE = 310  # as measured; from it follows how many dialogues a number of tokens takes
 DISK_SLACK = 1.2  # dialogues may turn out longer than usual
@@ -46,11 +47,11 @@ def need_disk(folder: Path, shards: int, dialogues: int, hidden_size: int, taps:
     free = shutil.disk_usage(folder).free
     if need > free:
         raise CannotRunError(
-            f"the features need about {need / 1e9:.1f} GB in {folder}, and {free / 1e9:.1f} GB are free",
+            f"the features need about {format_gb(need)} in {folder}, and {format_gb(free)} are free",
             "make room, or train on fewer tokens: --tokens",
         )
     if missing:
-        say(f"the features will take about {need / 1e9:.1f} GB in {folder}, of {free / 1e9:.1f} GB free")
+        say(f"the features will take about {format_gb(need)} in {folder}, of {format_gb(free)} free")
 
 
 def write_dialogues(

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "layer.h"
+
 namespace te {
 
 namespace {

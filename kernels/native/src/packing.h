@@ -1,7 +1,7 @@
 // Fills a matrix from rows of floats or of GGUF blocks.
 #pragma once
 
-#include "layer.h"
+#include "weights.h"
 #include "team.h"
 
 namespace te {

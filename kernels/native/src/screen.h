@@ -9,7 +9,7 @@
 #include <atomic>
 #include <vector>
 
-#include "layer.h"
+#include "worker.h"
 
 namespace te {
 
