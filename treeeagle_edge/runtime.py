@@ -16,7 +16,7 @@ from treeeagle_edge.drafting.costs import load_table, save_table
 from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.hardware.detection import Hardware, detect
-from treeeagle_edge.hardware.heap import give_back_freed
+from treeeagle_edge.heap import give_back_freed
 from treeeagle_edge.kernels.dispatch import OPERATIONS, serving
 from treeeagle_edge.kernels.trial import choose_kernels
 from treeeagle_edge.kernels.trial_cases import ModelShape

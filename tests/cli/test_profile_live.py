@@ -6,10 +6,12 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 from profile_fakes import BARE, describing, run
 
 from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.kernels.native import loader
+from treeeagle_edge.profiling.checks import Check
 from treeeagle_edge.rounds import TreeShape
 
 
@@ -55,6 +57,26 @@ def test_the_faster_of_copying_and_reading_is_the_bandwidth(machine, capsys, mon
     (speed,) = json.loads(run(capsys, "--json")[1])["speed"]
     assert (speed["source"], speed["bandwidth"]) == ("measured", 50.0)
     assert profile_live.describe_bandwidth(profile_live.Bandwidth(copy, read), 90.0, "cuda:0").status == "ok"
+
+
+@pytest.mark.parametrize("full", ["measure_bandwidth", "measure_verify_cost"])
+def test_a_card_too_full_to_be_measured_is_a_line_of_the_report(machine, capsys, monkeypatch, full):
+    """As with a game open beside it: PyTorch raises, and the report goes on."""
+    from treeeagle_edge.profiling import live as profile_live
+
+    def raises(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 256.00 MiB.")
+
+    machine(BARE)
+    passes = Check("8-bit layer", "ok", "runs"), Check("4-bit layer", "ok", "runs")
+    monkeypatch.setattr(profile_live, "check_layers", lambda *_, **__: iter(passes))
+    monkeypatch.setattr(profile_live, "check_kernels", lambda *_, **__: iter(()))
+    monkeypatch.setattr(profile_live, "measure_bandwidth", lambda _: profile_live.Bandwidth(50, 40))
+    monkeypatch.setattr(profile_live, "measure_verify_cost", lambda *_: 1.2)
+    monkeypatch.setattr(profile_live, full, raises)
+    code, out, _ = run(capsys, "--json")
+    lines = [check for check in json.loads(out)["checks"] if "not measured" in check["text"]]
+    assert code == 0 and [line["status"] for line in lines] == ["warn"] and "nvidia-smi" in lines[0]["hint"]
 
 
 def test_a_layer_that_does_not_run_fails_its_own_width_only(machine, capsys, monkeypatch):

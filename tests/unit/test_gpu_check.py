@@ -162,6 +162,27 @@ def test_a_section_that_is_late_may_go_on_while_it_reports_rows(
     assert allowed == pytest.approx([110, 125, 143, 470], abs=2)
 
 
+def test_a_worker_that_starts_late_may_not_take_its_whole_time_to_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of the check ends within eight minutes, whatever a second process does: 7.5 of them and 20 seconds."""
+    now, allowed = [started := time.perf_counter()], list[float]()
+    monkeypatch.setattr(gpu_check.time, "perf_counter", lambda: now[0])
+
+    def run(order: Order, until: float) -> Iterator[Any]:
+        allowed.append(until - started)
+        now[0] = started + 440
+        yield {"event": "environment", "environment": ENVIRONMENT, "card": CARD}
+        if len(allowed) == 1:
+            yield start("kernels")
+            yield Ended(-11, "")
+        yield Ended(None, "")
+
+    monkeypatch.setattr(gpu_check, "run_worker", run)
+    checked("kernels", "parity")
+    assert allowed == pytest.approx([120, 470], abs=2)
+
+
 def test_a_worker_that_cannot_start_fails_everything_with_its_last_words(workers: Any) -> None:
     scripts, orders = workers
     scripts.append(lambda order: iter([Ended(1, "Traceback\nImportError: libcudart.so")]))

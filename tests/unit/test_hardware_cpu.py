@@ -61,6 +61,12 @@ def test_no_limit_leaves_memory_alone(tmp_path: Path):
     assert not ram.limited and ram.total > 0
 
 
+def test_linux_says_how_much_memory_is_free(tmp_path: Path):
+    said = "MemTotal:       2000 kB\nMemFree:  3 kB\nMemAvailable:   500 kB\nHugePages_Total:   0\n"
+    (tmp_path / "meminfo").write_text(said)
+    assert cpu.detect_ram(tmp_path, tmp_path) == cpu.Ram(2000 * 1024, 500 * 1024, limited=False)
+
+
 def test_a_cpu_quota_is_respected(tmp_path: Path):
     assert cpu._quota_threads(tmp_path) > 1000
     (tmp_path / "cpu.max").write_text("150000 100000\n")

@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from treeeagle_edge.hardware.heap import give_back_freed
+from treeeagle_edge.heap import give_back_freed
 
 MB = 1 << 20
 

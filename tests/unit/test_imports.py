@@ -16,7 +16,7 @@ FOLDERS = {PACKAGE: PACKAGE, "kernels": f"{PACKAGE}.kernels", "profiles": f"{PAC
 
 # Lowest first. Names are relative to the package; a new module needs a place here before anything may import it.
 LAYERS: dict[str, tuple[str, ...]] = {
-    "errors": ("", "errors", "markdown_table", "paths", "progress", "units"),
+    "errors": ("", "errors", "heap", "markdown_table", "paths", "progress", "units"),
     "values": (
         "model_config",
         "head_config",
@@ -117,7 +117,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "planning.model_shapes",
             "planning.layer_split",
             "planning.speed_estimate",
-            "hardware.heap",
         ),
         *(
             "sources",

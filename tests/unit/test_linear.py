@@ -124,6 +124,28 @@ def test_a_bitsandbytes_that_has_no_library_for_the_card_is_named(monkeypatch: p
     check_bits(4, torch.device("cuda:0"))
 
 
+@pytest.mark.parametrize(
+    ("version", "served"),
+    [("0.49.2", False), ("0.9.1", False), ("0.50.0", True), ("0.50.0.dev0", True), ("1.0", True)],
+)
+def test_a_bitsandbytes_without_a_fused_product_is_refused_with_the_reason(
+    version: str, served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it unpacks whole weights for every tree, plain decoding would be the faster of the two."""
+    library = SimpleNamespace(compiled_with_cuda=True)
+    module = SimpleNamespace(__version__=version, cextension=SimpleNamespace(lib=library))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(linear_module, "bitsandbytes_module", lambda: module)
+    for bits, device in ((8, torch.device("cuda:0")), (4, CPU)):
+        check_bits(bits, device)
+    if served:
+        check_bits(4, torch.device("cuda:0"))
+        return
+    with pytest.raises(CannotRunError, match=f"bitsandbytes {version} unpacks the whole") as caught:
+        check_bits(4, torch.device("cuda:0"))
+    assert "bitsandbytes>=0.50" in str(caught.value.hint)
+
+
 def test_the_real_library_says_what_it_was_compiled_with() -> None:
     """What the check asks exists in the bitsandbytes that is installed."""
     library = linear_module.bitsandbytes_module().cextension.lib

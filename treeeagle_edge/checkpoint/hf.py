@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import zipfile
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -71,6 +72,33 @@ class _PickleShard:
         return self._tensors[name].clone()
 
 
+class _Shards:
+    """The weight files of a directory, of which one at a time is open.
+
+    A mapped file keeps the pages that were read of it in this process: were all files open, a load would end with the
+    whole checkpoint in memory, however little of it is held.
+    """
+
+    def __init__(self, files: Sequence[Path], opener: Callable[[Path], _Shard]) -> None:
+        """Opens each file in turn and reads its header. Raises InputError for one that is damaged."""
+        self._opener = opener
+        self._file, self._shard = files[0], opener(files[0])
+        self._file_of: dict[str, Path] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for file in files:
+            for name, shape in self._opened(file).shapes().items():
+                self._file_of[name], self.shapes[name] = file, shape
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor `name`. KeyError where no file has it."""
+        return self._opened(self._file_of[name]).tensor(name)
+
+    def _opened(self, file: Path) -> _Shard:
+        if file != self._file:
+            self._file, self._shard = file, self._opener(file)
+        return self._shard
+
+
 class HFCheckpoint:
     """Opens `path`, a directory; see `checkpoint.Checkpoint` for what it offers."""
 
@@ -80,15 +108,16 @@ class HFCheckpoint:
         declared = model_config_from_json(config, path)
         self.path = path
         self.generation = read_generation_defaults(path, config)
-        self._shards: dict[str, _Shard] = {}
-        found: dict[str, tuple[int, ...]] = {}
-        for shard in _open_shards(path):
-            for name, shape in shard.shapes().items():
-                if not name.endswith("rotary_emb.inv_freq"):  # derived from the config; old exports saved it
-                    found[name], self._shards[name] = shape, shard
+        self._shards = _open_shards(path)
+        found = {
+            name: shape
+            for name, shape in self._shards.shapes.items()
+            # a buffer that old exports saved, derived from the config
+            if not name.endswith("rotary_emb.inv_freq")
+        }
         if declared.tie_word_embeddings and "lm_head.weight" in found:
             if "tie_word_embeddings" in config:  # the copy that some exports write beside the tied embedding
-                del found["lm_head.weight"], self._shards["lm_head.weight"]
+                del found["lm_head.weight"]
             else:
                 declared = _untied(declared)
         self._stored = BnbTensors(found, self._read, path) if declared.stored is not None else None
@@ -105,7 +134,7 @@ class HFCheckpoint:
         return self._names
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The tensor in its stored dtype, on the CPU, as a copy of its own; fp32 for a quantised matrix."""
+        """The tensor in its stored dtype, on the CPU, whichever files are opened later; fp32 for a quantised matrix."""
         stored = self.stored(name)
         return self._read(name) if stored is None else stored.dequantised()
 
@@ -119,7 +148,7 @@ class HFCheckpoint:
         from safetensors import SafetensorError
 
         try:
-            return self._shards[name].tensor(name)
+            return self._shards.tensor(name)
         except (SafetensorError, OSError) as error:
             raise InputError(f"{name} in {self.path} cannot be read", _AGAIN) from error
 
@@ -132,14 +161,18 @@ def _untied(config: ModelConfig) -> ModelConfig:
     return replace(config, tie_word_embeddings=False)
 
 
-def _open_shards(path: Path) -> list[_Shard]:
-    """Every weight file of the directory, opened. Safetensors come before pickles."""
-    for single, opener in (("model.safetensors", _SafetensorsShard), ("pytorch_model.bin", _PickleShard)):
+def _open_shards(path: Path) -> _Shards:
+    """The weight files of the directory. Safetensors come before pickles."""
+    kinds: tuple[tuple[str, Callable[[Path], _Shard]], ...] = (
+        ("model.safetensors", _SafetensorsShard),
+        ("pytorch_model.bin", _PickleShard),
+    )
+    for single, opener in kinds:
         index = path / f"{single}.index.json"
         if (path / single).is_file():
-            return [opener(path / single)]
+            return _Shards([path / single], opener)
         if index.is_file():
-            return [opener(_present(path / name, index)) for name in _shard_names(index)]
+            return _Shards([_present(path / name, index) for name in _shard_names(index)], opener)
     raise InputError(
         f"{path} holds no weights (model.safetensors or pytorch_model.bin, whole or with an index)",
         "download the whole repository; a directory with config.json alone is not enough",

@@ -157,7 +157,7 @@ class _Run:
             facts=self.document["facts"],
         )
         begun: _Begun | None = None
-        until = time.perf_counter() + _START_SECONDS
+        until = min(time.perf_counter() + _START_SECONDS, self._stop + _GRACE_SECONDS)
         worker = run_worker(order, until)
         event = next(worker)
         while not isinstance(event, Ended):

@@ -87,16 +87,25 @@ def parse_cpuinfo(text: str) -> tuple[str, tuple[str, ...]]:
 
 def detect_ram(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Ram:
     """Total and available memory; a container's limit (cgroup v2 or v1) caps both."""
-    import psutil
-
-    memory = psutil.virtual_memory()
-    total, available = int(memory.total), int(memory.available)
-    limited = False
+    whole, available = _memory(_read(proc / "meminfo"))
+    total, limited = whole, False
     for limit, used in _cgroup_memory(proc, cgroups):
-        if limit < memory.total:
+        if limit < whole:
             limited = True
             total, available = min(total, limit), min(available, max(0, limit - used))
     return Ram(total, available, limited)
+
+
+def _memory(meminfo: str) -> tuple[int, int]:
+    """(total, available) bytes, as Linux says in /proc/meminfo; elsewhere psutil finds out."""
+    said = {key: value.split() for key, _, value in (line.partition(":") for line in meminfo.splitlines())}
+    try:
+        return int(said["MemTotal"][0]) * 1024, int(said["MemAvailable"][0]) * 1024
+    except (KeyError, IndexError, ValueError):
+        import psutil
+
+        memory = psutil.virtual_memory()
+        return int(memory.total), int(memory.available)
 
 
 def _cgroup_memory(proc: Path, cgroups: Path) -> list[tuple[int, int]]:

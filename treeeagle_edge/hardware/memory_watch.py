@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psutil
-
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 
@@ -25,7 +23,6 @@ class MemoryWatch:
         """
         self.devices = (device, *others)
         self._cuda = device.startswith("cuda")
-        self._process = psutil.Process()
         self._highest = 0
         self._kernel_mark = False
         self.reset()
@@ -59,7 +56,7 @@ class MemoryWatch:
             import torch
 
             return sum(map(torch.cuda.memory_allocated, self.devices)) + self.graphs()
-        return self._process.memory_info().rss
+        return _resident()
 
     def graphs(self) -> int:
         """Bytes that CUDA graphs hold: their replays write there, though no tensor has it and no peak counts it."""
@@ -91,7 +88,23 @@ def _restart_high_water_mark() -> bool:
 
 
 def _high_water_mark() -> int:
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return _status("VmHWM:") or 0
+
+
+def _resident() -> int:
+    """Bytes of this process in memory: the kernel says it on Linux, psutil finds it out elsewhere."""
+    said = _status("VmRSS:")
+    if said is not None:
+        return said
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _status(key: str) -> int | None:
+    """The figure in bytes that Linux keeps of this process under `key`; None where there is none."""
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), None)

@@ -8,6 +8,7 @@ a product of our own may stand in for it on CUDA.
 from __future__ import annotations
 
 import logging
+import re
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from treeeagle_edge.kernels.triton.fallback import installed_rule, reads_less_th
 from treeeagle_edge.kernels.triton.operands import BLOCK_SIZE
 from treeeagle_edge.model.int8_rows import quantise_rows, whole_channels
 
+_FUSED = (0, 50)  # the first bitsandbytes whose 4-bit product takes several rows as it takes one
 _NF4_CPU_ROWS = 32  # output channels that the fused CPU product takes at a time
 
 
@@ -205,6 +207,13 @@ def check_bits(bits: int, device: torch.device) -> None:
         )
     if bits == 4 or (bits == 8 and device.type == "cuda"):
         module = bitsandbytes_module()
+        numbers = tuple(int(number) for number in re.findall(r"\d+", module.__version__)[:2])
+        if device.type == "cuda" and bits == 4 and numbers < _FUSED:
+            raise CannotRunError(
+                f"bitsandbytes {module.__version__} unpacks the whole of a 4-bit weight for more than one row, so that "
+                "checking a tree would take longer than decoding without one",
+                "pip install 'bitsandbytes>=0.50', or use --bits 16",
+            )
         if device.type == "cuda" and not module.cextension.lib.compiled_with_cuda:
             raise CannotRunError(
                 f"bitsandbytes {module.__version__} has no library that loads for the CUDA {torch.version.cuda} of "

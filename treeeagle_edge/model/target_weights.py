@@ -14,6 +14,7 @@ from treeeagle_edge.checkpoint.opening import Checkpoint, HoldsStored
 from treeeagle_edge.checkpoint.tensor_shapes import expected_shapes
 from treeeagle_edge.config.quantised import check_width
 from treeeagle_edge.errors import InputError, UsageError
+from treeeagle_edge.heap import give_back_freed
 from treeeagle_edge.model.linear import DenseLinear, Linear, make_linear
 from treeeagle_edge.model.target_stored import stored_linear
 from treeeagle_edge.widths import choose_widths
@@ -93,11 +94,13 @@ def load_weights(
         source = raw if config.tie_word_embeddings else reader.tensor("lm_head.weight")
         lm_head = make_linear(source, None, bits=head_bits, device=device, dtype=dtype)
     del raw
-    layers = tuple(
-        _load_layer(reader, index, place, bits, dtype)
-        for index, place in enumerate(places or [device] * config.num_layers)
-    )
-    return TargetWeights(embedding, layers, reader.norm("model.norm.weight", device), lm_head)
+    layers = []
+    for index, place in enumerate(places or [device] * config.num_layers):
+        layers.append(_load_layer(reader, index, place, bits, dtype))
+        # what a layer leaves behind in the heap the next one does not fit into: glibc's aligned blocks ask for a little
+        # more than they take, so that every matrix below its threshold would stay
+        give_back_freed()
+    return TargetWeights(embedding, tuple(layers), reader.norm("model.norm.weight", device), lm_head)
 
 
 def _check_lm_head(stored: StoredMatrix, asked: int | None) -> None:

@@ -18,6 +18,7 @@ from treeeagle_edge.kernels.triton import availability
 from treeeagle_edge.model.linear import Linear, make_linear
 from treeeagle_edge.planning.run_plan import RunPlan
 from treeeagle_edge.profiling.checks import FAIL, OK, WARN, Check
+from treeeagle_edge.units import format_gb
 
 # Largest relative error of a healthy layer with normally distributed weights. Usual are 0.09 at 4 bits, 0.007 at 8.
 _ERROR_LIMIT = {4: 0.15, 8: 0.03}
@@ -184,6 +185,12 @@ def _torch_calls(
     layers += [layer() for _ in range(min(32, least // layers[0].nbytes) - 1)]
     x = torch.randn(rows, k, dtype=dtype).to(device)
     return walk(layers, lambda layer: layer(x[:1])), walk(layers, lambda layer: layer(x))
+
+
+def no_room(device: str) -> Check:
+    """The line about a card that is too full to be measured."""
+    text = f"{device} has less than {format_gb(2 * _BANDWIDTH_BYTES)} free, so it was not measured"
+    return Check("bandwidth", WARN, text, "close what else uses the card; nvidia-smi lists it")
 
 
 def describe_bandwidth(measured: Bandwidth, known: float | None, device: str) -> Check:

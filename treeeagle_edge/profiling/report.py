@@ -155,13 +155,21 @@ def _live(
     say("measuring memory bandwidth")
     measured: dict[str, float] = {}
     for name in plan.devices if device_name == plan.device else (device_name,):
-        bandwidth = live.measure_bandwidth(torch.device(name))
+        try:
+            bandwidth = live.measure_bandwidth(torch.device(name))
+        except torch.OutOfMemoryError:
+            found.append(live.no_room(name))
+            continue
         known = next((gpu.bandwidth for gpu in hardware.gpus if gpu.usable and gpu.device == name), None)
         found.append(live.describe_bandwidth(bandwidth, known, name))
         measured[name] = bandwidth.best
     runs = all(check.status == OK for check in found if check.name == f"{plan.bits}-bit layer")
-    cost = live.measure_verify_cost(plan, device) if runs and device_name == plan.device else None
-    return found, measured, cost
+    if not runs or device_name != plan.device:
+        return found, measured, None
+    try:
+        return found, measured, live.measure_verify_cost(plan, device)
+    except torch.OutOfMemoryError:
+        return [*found, live.no_room(device_name)], measured, None
 
 
 def _native_layers(settings: RunSettings, plan: RunPlan, device_name: str) -> bool:
