@@ -17,7 +17,10 @@ struct Portable {
   static constexpr int kQueries = 2, kVectors = 2;
   typedef float F __attribute__((vector_size(16)));
   typedef int32_t I __attribute__((vector_size(16)));
-  using Q8 = I;
+  typedef int16_t H __attribute__((vector_size(16)));
+  struct Q8 {  // bytes of even and of odd place, in 16 bits
+    H even, odd;
+  };
 
   static F set1(float x) { return F{x, x, x, x}; }
   static F zero() { return F{}; }
@@ -105,12 +108,12 @@ struct Portable {
   static I high_nibbles(I x) { return (x >> 4) & 0x0f0f0f0f; }
 
   static int32_t start8(const BlockInfo&) { return 0; }
-  static Q8 prepare8(I stored) { return stored ^ static_cast<int32_t>(0x80808080u); }
-  static I dot8(I acc, Q8 w, I x) { return dot4(acc, w, x); }
-  static I dot4(I acc, I w, I x) {  // both signed: nibbles are small
-    for (int byte = 0; byte < 4; ++byte) acc += signed_byte(w, byte) * signed_byte(x, byte);
-    return acc;
-  }
+  static Q8 prepare8(I stored) { return signed_bytes(stored ^ static_cast<int32_t>(0x80808080u)); }
+  static I dot8(I acc, const Q8& w, I x) { return acc + sum_halves(pair_sums(w, x)); }
+  // Of nibbles 16 bits hold a whole block: 16 products of at most 15 * 127 in each half of a lane.
+  static I begin4(int32_t) { return I{}; }
+  static I dot4(I acc, I w, I x) { return (I)((H)acc + pair_sums(signed_bytes(w), x)); }
+  static I end4(I acc, int32_t start) { return sum_halves((H)acc) + start; }
 
  private:
   template <class T>
@@ -121,7 +124,12 @@ struct Portable {
   }
   static I as_int(F x) { return (I)x; }
   static F as_float(I x) { return (F)x; }
-  static I signed_byte(I x, int byte) { return (x << (24 - 8 * byte)) >> 24; }
+  static Q8 signed_bytes(I x) { return {((H)x << 8) >> 8, (H)x >> 8}; }
+  static H pair_sums(const Q8& w, I x) {  // each at most 2 * 128 * 127
+    const Q8 bytes = signed_bytes(x);
+    return w.even * bytes.even + w.odd * bytes.odd;
+  }
+  static I sum_halves(H x) { return (((I)x << 16) >> 16) + ((I)x >> 16); }
 };
 
 }  // namespace
