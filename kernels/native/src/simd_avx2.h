@@ -59,7 +59,12 @@ struct Avx2 {
     const I high = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b)));
     return _mm256_or_si256(low, _mm256_slli_epi32(high, 16));
   }
-  static F low_float(I pair) { return _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)); }
+  // By a shuffle: on Intel's processors shifts take the units that multiply.
+  static F low_float(I pair) {
+    const I place = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 4, 5, -1, -1, 8, 9, -1, -1, 12, 13,  //
+                                     -1, -1, 0, 1, -1, -1, 4, 5, -1, -1, 8, 9, -1, -1, 12, 13);
+    return _mm256_castsi256_ps(_mm256_shuffle_epi8(pair, place));
+  }
   static F high_float(I pair) { return _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(-65536))); }
   static F dot_pair(F acc, I a, I b) {
     return fma(high_float(a), high_float(b), fma(low_float(a), low_float(b), acc));

@@ -44,7 +44,9 @@ struct Portable {
     return (within[0] & within[1] & within[2] & within[3]) != 0;
   }
   static F load_half(const uint16_t* p) {
-    return F{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};
+    const I half{p[0], p[1], p[2], p[3]}, bits = (half & 0x7fff) << 13;  // an exponent 112 below that of a float
+    const I special = (bits >= 0x0f800000) & 0x7f800000;                 // infinite or NaN
+    return as_float(as_int(as_float(bits) * 0x1p112f) | special | (half & 0x8000) << 16);
   }
 
   static void store_bf16(uint16_t* p, F x) {
