@@ -110,7 +110,9 @@ def compile_commands(
     own = family.flags if family else {}
     others = {name for other in FAMILIES if other is not family for name in other.flags}
     common = (*compiler.split(), *FLAGS, *WARNINGS, *flags, *((f"-D{family.macro}",) if family else ()))
-    sources = [source for source in sorted(SOURCES.glob("*.cpp")) if source.name not in others]
+    sources = [source for source in SOURCES.glob("*.cpp") if source.name not in others]
+    # Of an inline function that several objects hold the linker keeps the first: one that every machine can run.
+    sources.sort(key=lambda source: (source.name in own, source.name))
     objects = {folder / f"{source.stem}.o": source for source in sources}
     return {o: (*common, *own.get(s.name, ()), "-c", str(s), "-o", str(o)) for o, s in objects.items()}
 

@@ -5,14 +5,13 @@ Skips where a cross compiler or an emulator is missing. On ARM itself the other 
 
 from __future__ import annotations
 
-import os
 import platform
-import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from native_cases import DRIVER, Records, helper_program, records, tool
 from native_toys import needs_native
 
 from treeeagle_edge.kernels.native import build
@@ -20,9 +19,6 @@ from treeeagle_edge.kernels.native.loader import library_path
 
 COMPILER, EMULATOR = "TREEEAGLE_ARM_COMPILER", "TREEEAGLE_ARM_EMULATOR"  # environment: where they are
 WITH_DOT_PRODUCTS, WITHOUT = "cortex-a76", "cortex-a72"
-DRIVER = "tests/helpers/native_cases.cpp"
-
-Records = dict[str, np.ndarray]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -31,47 +27,20 @@ pytestmark = [
 ]
 
 
-def tool(variable: str, *names: str) -> str:
-    """A program by its variable or one of its names; skips the test where there is none."""
-    found = os.environ.get(variable) or next((name for name in names if shutil.which(name)), None)
-    if found is None:
-        pytest.skip(f"needs {' or '.join(names)}, or {variable}")
-    return found
-
-
-def cases_program(compiler: str, repository: Path, output: Path, *parts: str) -> Path:
-    include = ("-I", str(build.SOURCES), str(repository / DRIVER))
-    flags = ("-std=c++17", "-pthread", *build.WARNINGS, "-Werror")
-    build.run_all([(*compiler.split(), *flags, *include, *parts, "-o", str(output))])
-    return output
-
-
 @pytest.fixture(scope="module")
-def on_arm(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
+def on_arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cases and all kernels in one program for ARM."""
     tool(EMULATOR, "qemu-aarch64-static", "qemu-aarch64")
     compiler = tool(COMPILER, "aarch64-linux-gnu-g++")
     folder = tmp_path_factory.mktemp("arm")
     compiling = build.compile_commands(compiler, "aarch64", folder, ["-Werror"])
     build.run_all(compiling.values())
-    return cases_program(compiler, repository, folder / "cases", "-static", *map(str, compiling))
+    return helper_program(compiler, DRIVER, folder / "cases", "-static", *map(str, compiling))
 
 
 def run_on_arm(program: Path, processor: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     emulator = tool(EMULATOR, "qemu-aarch64-static", "qemu-aarch64")
     return subprocess.run([emulator, "-cpu", processor, str(program), *arguments], capture_output=True)
-
-
-def records(done: subprocess.CompletedProcess[bytes]) -> Records:
-    """What the cases wrote, by name."""
-    assert done.returncode == 0, done.stderr.decode()
-    found, rest = {}, done.stdout
-    while rest:
-        line, _, rest = rest.partition(b"\n")
-        name, count = line.decode().split()
-        found[name] = np.frombuffer(rest, np.float32, int(count))
-        rest = rest[found[name].nbytes :]
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +62,10 @@ def test_the_processor_decides_what_there_is(on_arm: Path) -> None:
 
 
 @needs_native
-def test_portable_gives_the_bits_of_this_machines_portable(
-    portable: Records, repository: Path, tmp_path: Path
-) -> None:
+def test_portable_gives_the_bits_of_this_machines_portable(portable: Records, tmp_path: Path) -> None:
     library = library_path()
     place = (str(library), f"-Wl,-rpath,{library.parent}")
-    program = cases_program(build.find_compiler(), repository, tmp_path / "cases", *place)
+    program = helper_program(build.find_compiler(), DRIVER, tmp_path / "cases", *place)
     here = records(subprocess.run([str(program), "portable", "1"], capture_output=True))
     assert here.keys() == portable.keys()
     for name, expected in here.items():

@@ -261,6 +261,7 @@ def test_a_machine_compiles_its_own_instruction_sets_with_their_flags(
         assert command[:2] == ("ccache", "c++")
         assert {flag for flag in command if flag.startswith("-D")} == ({macro} if macro else set())
         assert (own[name] in command) if name in own else not any(f.startswith("-m") for f in command)
+    assert set(list(by_name)[-len(own) :] if own else []) == set(own)  # last where they are linked
 
 
 def build_from(sources: Path, output: Path) -> None:

@@ -141,7 +141,7 @@ inline void channel_totals(const Weight& w, int64_t tile, int sub, const Activat
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
       for (int t = 0; t < T; ++t)
-        acc[r][t] = S::iset1(kEight ? S::start8(info[r]) : Fmt == Format::Q4_0 ? info[r].start_q4_0 : 0);
+        acc[r][t] = kEight ? S::iset1(S::start8(info[r])) : S::begin4(Fmt == Format::Q4_0 ? info[r].start_q4_0 : 0);
     block_dots<S, Fmt, P, T, R>(quants, w.tile_bytes, low, w.blocks * kLowBytes, x, acc);
     F scale[T];
 #pragma GCC unroll 2
@@ -150,7 +150,10 @@ inline void channel_totals(const Weight& w, int64_t tile, int sub, const Activat
     for (int r = 0; r < R; ++r) {
       const F scale_r = S::set1(info[r].scale);
 #pragma GCC unroll 2
-      for (int t = 0; t < T; ++t) total[r][t] = S::fma(S::mul(S::to_float(acc[r][t]), scale[t]), scale_r, total[r][t]);
+      for (int t = 0; t < T; ++t) {
+        const I dot = kEight ? acc[r][t] : S::end4(acc[r][t], Fmt == Format::Q4_0 ? info[r].start_q4_0 : 0);
+        total[r][t] = S::fma(S::mul(S::to_float(dot), scale[t]), scale_r, total[r][t]);
+      }
     }
     if constexpr (Fmt == Format::Q4_1) {
       F minimum[T];

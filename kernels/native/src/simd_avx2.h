@@ -16,7 +16,7 @@ struct Avx2 {
   };
   static constexpr int kLanes = 8;
   static constexpr int kTiles = 1;  // multiplied together
-  static constexpr int kSums = 4;   // tiles times rows: 4 integer + 4 float accumulators of 16 registers
+  static constexpr int kSums = 6;   // tiles times rows: 6 integer + 6 float accumulators of 16 registers
   static constexpr int kQueries = 4, kVectors = 2;
 
   static F set1(float x) { return _mm256_set1_ps(x); }
@@ -59,7 +59,12 @@ struct Avx2 {
     const I high = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b)));
     return _mm256_or_si256(low, _mm256_slli_epi32(high, 16));
   }
-  static F low_float(I pair) { return _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)); }
+  // By a shuffle: on Intel's processors shifts take the units that multiply.
+  static F low_float(I pair) {
+    const I place = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 4, 5, -1, -1, 8, 9, -1, -1, 12, 13,  //
+                                     -1, -1, 0, 1, -1, -1, 4, 5, -1, -1, 8, 9, -1, -1, 12, 13);
+    return _mm256_castsi256_ps(_mm256_shuffle_epi8(pair, place));
+  }
   static F high_float(I pair) { return _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(-65536))); }
   static F dot_pair(F acc, I a, I b) {
     return fma(high_float(a), high_float(b), fma(low_float(a), low_float(b), acc));
@@ -132,9 +137,21 @@ struct Avx2 {
     const I value = _mm256_xor_si256(stored, _mm256_set1_epi8(-128));
     return {_mm256_abs_epi8(value), value};
   }
-  static I dot8(I acc, const Q8& w, I x) { return dot4(acc, w.magnitude, _mm256_sign_epi8(x, w.value)); }
-  static I dot4(I acc, I w, I x) {
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+  static I dot8(I acc, const Q8& w, I x) {
+    const I pairs = _mm256_maddubs_epi16(w.magnitude, _mm256_sign_epi8(x, w.value));
+    return in_turn(_mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
+  }
+  // Of nibbles 16 bits hold a whole block: 16 products of at most 15 * 127 in each half of a lane.
+  static I begin4(int32_t) { return iset1(0); }
+  static I dot4(I acc, I w, I x) { return in_turn(_mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x))); }
+  static I end4(I acc, int32_t start) { return iadd(_mm256_madd_epi16(acc, _mm256_set1_epi16(1)), iset1(start)); }
+
+ private:
+  // Keeps a sum a chain. Compilers know that integers may be added in any order, and make a tree of all products of a block,
+  // for which there are not registers enough.
+  static I in_turn(I sum) {
+    asm("" : "+x"(sum));
+    return sum;
   }
 };
 
@@ -145,7 +162,9 @@ struct AvxVnni : Avx2 {
   static int32_t start8(const BlockInfo& b) { return b.start_q8; }
   static Q8 prepare8(I stored) { return stored; }
   static I dot8(I acc, Q8 w, I x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
+  static I begin4(int32_t start) { return iset1(start); }
   static I dot4(I acc, I w, I x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
+  static I end4(I acc, int32_t) { return acc; }
 };
 #endif
 

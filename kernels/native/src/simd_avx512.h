@@ -126,7 +126,10 @@ struct Avx512Vnni {
   static int32_t start8(const BlockInfo& b) { return b.start_q8; }
   static Q8 prepare8(I stored) { return stored; }
   static I dot8(I acc, Q8 w, I x) { return _mm512_dpbusd_epi32(acc, w, x); }
+  // A block's nibble products, from `start` on.
+  static I begin4(int32_t start) { return iset1(start); }
   static I dot4(I acc, I w, I x) { return _mm512_dpbusd_epi32(acc, w, x); }
+  static I end4(I acc, int32_t) { return acc; }
 };
 
 #ifdef __AVX512BF16__

@@ -10,6 +10,7 @@ namespace te {
 namespace {
 
 struct NeonDot : Portable {
+  using Q8 = I;
   static constexpr int kTiles = 1;        // multiplied together
   static constexpr int kSums = 8;         // tiles times rows: 8 integer + 8 float accumulators of 32 registers
   static constexpr int kQueries = 4, kVectors = 4;
@@ -61,7 +62,9 @@ struct NeonDot : Portable {
     int lane;
   };
   static Fours broadcast4(const int8_t* block, int group) { return {vld1q_s8(block + group / 4 * 16), group % 4}; }
+  static Q8 prepare8(I stored) { return stored ^ static_cast<int32_t>(0x80808080u); }
   static I dot8(I acc, Q8 w, Fours x) { return dot4(acc, w, x); }
+  static I begin4(int32_t start) { return iset1(start); }
   static I dot4(I acc, I w, Fours x) {
     const int8x16_t bytes = vreinterpretq_s8_s32(w);
     switch (x.lane) {  // known to the compiler: the loops over groups are unrolled
@@ -71,6 +74,7 @@ struct NeonDot : Portable {
       default: return vdotq_laneq_s32(acc, bytes, x.sixteen, 3);
     }
   }
+  static I end4(I acc, int32_t) { return acc; }
 };
 
 }  // namespace

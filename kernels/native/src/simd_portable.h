@@ -17,7 +17,10 @@ struct Portable {
   static constexpr int kQueries = 2, kVectors = 2;
   typedef float F __attribute__((vector_size(16)));
   typedef int32_t I __attribute__((vector_size(16)));
-  using Q8 = I;
+  typedef int16_t H __attribute__((vector_size(16)));
+  struct Q8 {  // bytes of even and of odd place, in 16 bits
+    H even, odd;
+  };
 
   static F set1(float x) { return F{x, x, x, x}; }
   static F zero() { return F{}; }
@@ -41,7 +44,9 @@ struct Portable {
     return (within[0] & within[1] & within[2] & within[3]) != 0;
   }
   static F load_half(const uint16_t* p) {
-    return F{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};
+    const I half{p[0], p[1], p[2], p[3]}, bits = (half & 0x7fff) << 13;  // an exponent 112 below that of a float
+    const I special = (bits >= 0x0f800000) & 0x7f800000;                 // infinite or NaN
+    return as_float(as_int(as_float(bits) * 0x1p112f) | special | (half & 0x8000) << 16);
   }
 
   static void store_bf16(uint16_t* p, F x) {
@@ -105,12 +110,12 @@ struct Portable {
   static I high_nibbles(I x) { return (x >> 4) & 0x0f0f0f0f; }
 
   static int32_t start8(const BlockInfo&) { return 0; }
-  static Q8 prepare8(I stored) { return stored ^ static_cast<int32_t>(0x80808080u); }
-  static I dot8(I acc, Q8 w, I x) { return dot4(acc, w, x); }
-  static I dot4(I acc, I w, I x) {  // both signed: nibbles are small
-    for (int byte = 0; byte < 4; ++byte) acc += signed_byte(w, byte) * signed_byte(x, byte);
-    return acc;
-  }
+  static Q8 prepare8(I stored) { return signed_bytes(stored ^ static_cast<int32_t>(0x80808080u)); }
+  static I dot8(I acc, const Q8& w, I x) { return acc + sum_halves(pair_sums(w, x)); }
+  // Of nibbles 16 bits hold a whole block: 16 products of at most 15 * 127 in each half of a lane.
+  static I begin4(int32_t) { return I{}; }
+  static I dot4(I acc, I w, I x) { return (I)((H)acc + pair_sums(signed_bytes(w), x)); }
+  static I end4(I acc, int32_t start) { return sum_halves((H)acc) + start; }
 
  private:
   template <class T>
@@ -121,7 +126,12 @@ struct Portable {
   }
   static I as_int(F x) { return (I)x; }
   static F as_float(I x) { return (F)x; }
-  static I signed_byte(I x, int byte) { return (x << (24 - 8 * byte)) >> 24; }
+  static Q8 signed_bytes(I x) { return {((H)x << 8) >> 8, (H)x >> 8}; }
+  static H pair_sums(const Q8& w, I x) {  // each at most 2 * 128 * 127
+    const Q8 bytes = signed_bytes(x);
+    return w.even * bytes.even + w.odd * bytes.odd;
+  }
+  static I sum_halves(H x) { return (((I)x << 16) >> 16) + ((I)x >> 16); }
 };
 
 }  // namespace
