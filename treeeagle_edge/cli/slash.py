@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Callable
@@ -57,7 +58,7 @@ def run_command(conversation: Conversation, line: str) -> None:
 
     Raises UsageError for a command that is not in the table, what the command raises, and LeaveChat.
     """
-    name, _, argument = line[1:].partition(" ")
+    name, argument = (re.split(r"\s+", line[1:], maxsplit=1) + [""])[:2]  # a text may begin in the next line
     command = by_name().get(name.lower())
     if command is None:
         near = get_close_matches(name.lower(), list(by_name()), n=1)
@@ -118,7 +119,7 @@ def _system(conversation: Conversation, argument: str) -> None:
         return
     if session.raw:
         raise UsageError("a system prompt has no place in --raw", "start without --raw to use one")
-    session.system = None if argument == "off" else system_prompt(argument)
+    session.system = None if argument.lower() == "off" else system_prompt(argument)
     say("the system prompt is removed" if session.system is None else "the system prompt is set")
 
 
@@ -130,9 +131,9 @@ def _set(conversation: Conversation, argument: str) -> None:
 
 
 def _stats(conversation: Conversation, argument: str) -> None:
-    if argument in ("on", "off"):
-        conversation.show_stats = argument == "on"
-        say(f"stats are {argument}")
+    if argument.lower() in ("on", "off"):
+        conversation.show_stats = argument.lower() == "on"
+        say(f"stats are {argument.lower()}")
     elif argument:
         raise UsageError(f"/stats does not know {argument!r}", "use /stats, /stats on or /stats off")
     else:
@@ -142,20 +143,25 @@ def _stats(conversation: Conversation, argument: str) -> None:
 
 def _save(conversation: Conversation, argument: str) -> None:
     path = _path(argument, "/save FILE")
-    if path.exists():
-        try:
-            load_session(path)
-        except InputError as problem:
-            raise InputError(f"{path} is there and is no saved session", "choose another name") from problem
-    if not path.absolute().parent.is_dir():  # a slip of the keyboard makes no folders
-        raise InputError(f"there is no folder {path.parent} to save in", "choose another place")
     try:
+        if path.exists() and not _is_session(path):
+            raise InputError(f"{path} is there and is no saved session", "choose another name")
+        if not path.absolute().parent.is_dir():  # a slip of the keyboard makes no folders
+            raise InputError(f"there is no folder {path.parent} to save in", "choose another place")
         save_session(path, conversation.saved())
     except OSError as problem:
         raise InputError(
             f"{path} cannot be written: {reason_of(problem)}", "choose another place"
         ) from problem
     say(f"saved to {path}")
+
+
+def _is_session(path: Path) -> bool:
+    """Whether this program may write over `path`. A pipe is not opened: it might never give anything."""
+    try:
+        return path.is_file() and bool(load_session(path))
+    except InputError:
+        return False
 
 
 def _load(conversation: Conversation, argument: str) -> None:
@@ -224,7 +230,7 @@ def _first_word(argument: str) -> tuple[str, str]:
         end = argument.find(argument[0], 1)
         if end > 0:
             return argument[: end + 1], argument[end + 1 :].strip()
-    ends = [index for index, char in enumerate(argument) if char == " "] + [len(argument)]
+    ends = [index for index, char in enumerate(argument) if char.isspace()] + [len(argument)]
     end = next((end for end in ends if os.path.isfile(typed_path(argument[:end]))), ends[0])
     return argument[:end], argument[end:].strip()
 
