@@ -9,7 +9,8 @@ import pytest
 from chat_fakes import ScriptEngine, script
 from chat_typed import Typed, prompt_text
 
-from treeeagle_edge.chat.history import Autosave, last_session_path, load_session
+from treeeagle_edge.chat.autosave import Autosave
+from treeeagle_edge.chat.history import last_session_path, load_session
 from treeeagle_edge.cli.line_input import read_message
 
 

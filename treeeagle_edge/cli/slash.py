@@ -58,7 +58,7 @@ def run_command(conversation: Conversation, line: str) -> None:
 
     Raises UsageError for a command that is not in the table, what the command raises, and LeaveChat.
     """
-    name, argument = (re.split(r"\s+", line[1:], maxsplit=1) + [""])[:2]  # a text may begin in the next line
+    name, argument = [*re.split(r"\s+", line[1:], maxsplit=1), ""][:2]  # a text may begin in the next line
     command = by_name().get(name.lower())
     if command is None:
         near = get_close_matches(name.lower(), list(by_name()), n=1)
