@@ -316,6 +316,20 @@ def test_markdown_is_rendered_block_by_block(capsys):
     assert [line.strip() for line in code.splitlines() if line.strip()] == ["a = 1", "b = 2"]
 
 
+def test_a_list_item_is_rendered_with_the_code_and_the_paragraphs_in_it(capsys):
+    printer = MarkdownPrinter()
+    printer.write("Do this:\n1. Install:\n\n    ```\n    a = 1\n\n    b = 2\n    ```\n\n   Wait.\n\n")
+    assert capsys.readouterr().out == ""
+    printer.write("2")  # whatever comes of it, the first item is complete
+    rows = [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert rows == ["Do this:", " 1 Install:", "    a = 1", "    b = 2", "   Wait."]
+    printer.write(". - ```\n     c = 3\n\n     d = 4\n     ```\n\nThe end.")
+    out = capsys.readouterr().out
+    assert "c = 3" in out and "d = 4" in out and "`" not in out
+    printer.finish()
+    assert capsys.readouterr().out.strip() == "The end."
+
+
 def test_draft_failures_are_counted_in_the_stats(chat):
     """Expectations row 5: rounds without finite scores cost a plain step, counted and reported."""
 
