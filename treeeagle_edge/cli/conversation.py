@@ -160,8 +160,8 @@ class Conversation:
 
     def show_header(self) -> None:
         """Say what runs, on which device and why, and what the person should know."""
-        say(self.header())
-        say(f"runs on {self.runtime.device_why}", style="dim")
+        say(self.header(), wrap=True)
+        say(f"runs on {self.runtime.device_why}", style="dim", wrap=True)
         for sentence in self.runtime.notes:
             note(sentence)
 
@@ -201,7 +201,7 @@ class Conversation:
             memory=resident_bytes(),
             seed=answer.seed if sampled and self.choices.seed is None else None,
         )
-        say(line, style="dim")
+        say(line, style="dim", wrap=True)
         advice = None if self.advised else speculation_advice(self.session.totals)
         if advice:
             self.advised = True

@@ -86,7 +86,7 @@ def help_lines() -> list[str]:
 
 
 def _help(_conversation: Conversation, _argument: str) -> None:
-    say("\n".join(help_lines()))
+    say("\n".join(help_lines()), wrap=True)
 
 
 def _exit(_conversation: Conversation, _argument: str) -> None:
@@ -125,7 +125,7 @@ def _system(conversation: Conversation, argument: str) -> None:
 
 def _set(conversation: Conversation, argument: str) -> None:
     if not argument:
-        say("\n".join(setting_lines(conversation)))
+        say("\n".join(setting_lines(conversation)), wrap=True)
         return
     say(change_setting(conversation, argument))
 
@@ -138,7 +138,7 @@ def _stats(conversation: Conversation, argument: str) -> None:
         raise UsageError(f"/stats does not know {argument!r}", "use /stats, /stats on or /stats off")
     else:
         session = conversation.session
-        say("\n".join(totals_lines(session.answers, session.total_tokens, session.totals)))
+        say("\n".join(totals_lines(session.answers, session.total_tokens, session.totals)), wrap=True)
 
 
 def _save(conversation: Conversation, argument: str) -> None:
@@ -206,8 +206,8 @@ def _info(conversation: Conversation, _argument: str) -> None:
     ]
     rows.append(("plan", f"{runtime.plan.total / 1e9:.2f} of {runtime.plan.budget / 1e9:.2f} GB"))
     width = max(len(name) for name, _ in rows)
-    say("\n".join(f"  {name:<{width}}  {value}" for name, value in rows))
-    say("\n".join(setting_lines(conversation)))
+    say("\n".join(f"  {name:<{width}}  {value}" for name, value in rows), wrap=True)
+    say("\n".join(setting_lines(conversation)), wrap=True)
 
 
 def _tree(conversation: Conversation, _argument: str) -> None:

@@ -12,9 +12,9 @@ from unicodedata import category
 
 from wcwidth import wcwidth
 
+from treeeagle_edge.cli.console import NARROWEST
 from treeeagle_edge.cli.markdown_lines import MARKERS, Fence
 
-NARROWEST = 20  # columns: below this, lines would hold a word or two
 _TAB = 8
 _KEPT = re.compile(
     MARKERS.pattern + r"(?:\||```|~~~)"
