@@ -123,6 +123,15 @@ def test_quotes_make_one_message_of_several_lines(repl):
     assert "<|im_start|>user\nin one line<|im_end|>" in prompt_text(result, 1)
 
 
+@pytest.mark.parametrize(
+    "entries", [('"""Finds owls."""\nimport owls\n\nprint("""hoo""")',), ('"""', 'one """ two')]
+)
+def test_what_follows_quotes_is_not_lost(repl, entries):
+    """A Python file begins like a message of several lines."""
+    result = repl(*entries)
+    assert "<|im_start|>user\n{}<|im_end|>".format("\n".join(entries)) in prompt_text(result)
+
+
 def test_ctrl_c_gives_an_open_block_up():
     source = Typed(['"""', "half", KeyboardInterrupt, "whole"])
     with pytest.raises(KeyboardInterrupt):

@@ -86,6 +86,7 @@ def test_help_and_completion_come_from_the_table(repl):
     assert [word for word, _, _ in complete_slash("/")] == [f"/{name}" for name in by_name()]
     assert [word for word, _, _ in complete_slash("/re")] == ["/retry", "/read"]
     assert [word for word, _, _ in complete_slash("/set te")] == ["temperature"]
+    assert [word for word, _, _ in complete_slash("/SET te")] == ["temperature"]
     assert [word for word, _, _ in complete_slash("/stats o")] == ["on", "off"]
     assert not list(complete_slash("hello /"))
     assert max(map(len, help_lines())) <= 100

@@ -11,7 +11,7 @@ import pytest
 
 from treeeagle_edge.chat.history import last_session_path, load_session
 from treeeagle_edge.cli import console
-from treeeagle_edge.cli.console import ProgressLine, say
+from treeeagle_edge.cli.console import ProgressLine, note, say
 
 PROGRAM = [sys.executable, str(Path(__file__).resolve().parent.parent / "helpers" / "chat_program.py")]
 
@@ -70,3 +70,15 @@ def test_talk_is_broken_between_words_on_a_terminal(monkeypatch, capsys, style, 
     monkeypatch.setattr(console, "is_terminal", lambda stream: False)
     say(text, wrap=True)
     assert capsys.readouterr().err == 3 * f"{text}\n"
+
+
+def test_a_command_in_a_note_is_not_broken(monkeypatch, capsys):
+    monkeypatch.setattr(console, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(console, "columns_of", lambda stream: 30)
+    monkeypatch.setenv("NO_COLOR", "1")
+    note("the context is full: the first message is no longer sent")
+    note("it can be sent as a file: treeeagle chat < a.txt")
+    assert capsys.readouterr().err == (
+        "note: the context is full: the\nfirst message is no longer\nsent\n"
+        "note: it can be sent as a file: treeeagle chat < a.txt\n"
+    )

@@ -76,8 +76,8 @@ def _talk(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """A sentence the person should read, on stderr."""
-    say(f"note: {text}", style="yellow")
+    """A sentence the person should read, on stderr. A command in it is left whole, so that it can be copied."""
+    say(f"note: {text}", style="yellow", wrap="treeeagle " not in text)
 
 
 def print_error(error: TreeEagleError) -> None:
