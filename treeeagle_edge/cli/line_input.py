@@ -77,8 +77,8 @@ class EditorInput:
 
 
 def read_message(source: LineInput) -> str:
-    """The next message. What stands between two `\"\"\"` is one, however many entries it takes. Where more text follows,
-    as in a Python file that was pasted, all of it is the message, as it is.
+    """The next message. What stands between two `\"\"\"` is one, however many entries it takes. Where more text
+    follows, as in a Python file that was pasted, all of it is the message, as it is.
     """
     entry = source.read(PROMPT)
     if not entry.lstrip().startswith(QUOTES):
