@@ -90,7 +90,9 @@ def test_an_answer_of_another_process_to_the_same_chat_is_kept(chat):
     assert code == 0
     assert load_session(path) == other
     (new,) = set(path.parent.iterdir()) - {path}
-    assert f"note: somebody else went on with this conversation too; from here on it is saved in {new}" in err
+    assert (
+        f"note: somebody else went on with this conversation too; from here on yours is saved in {new}" in err
+    )
     assert [turn.user for turn in load_session(new).turns] == ["why?", "and at night?", "at dusk?"]
 
 

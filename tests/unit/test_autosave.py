@@ -97,6 +97,17 @@ def test_nothing_is_written_without_a_path_or_a_turn():
     assert not path.exists()
 
 
+def test_a_turn_that_is_taken_back_is_not_in_the_file_either():
+    path, once = new_session_path(), new_session_path(one_shot=True)
+    autosave = Autosave(path)
+    autosave.save(SESSION)
+    save_session(once, SESSION)
+    assert autosave.save(SavedSession("toy", ())) is None
+    assert Autosave(path_to_go_on(once), before=once).save(SavedSession("toy", ())) is None
+    assert [load_session(path).turns, load_session(path_to_go_on(once)).turns] == [(), ()]
+    assert not once.exists()
+
+
 def said(text: str) -> SavedSession:
     return SavedSession("toy", (*SESSION.turns, Turn(text, "yes", (1,), "stop")))
 
@@ -109,7 +120,8 @@ def test_of_two_chats_that_go_on_with_the_same_file_none_is_lost():
     news = second.save(said("two"))
     assert second.path is not None
     assert (
-        news == f"somebody else went on with this conversation too; from here on it is saved in {second.path}"
+        news
+        == f"somebody else went on with this conversation too; from here on yours is saved in {second.path}"
     )
     assert second.save(said("three")) is None
     assert first.save(said("four")) is None

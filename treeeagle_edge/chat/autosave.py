@@ -53,7 +53,9 @@ class Autosave:
         """Write the file. Returns what the person should know: that it failed, the first time, or that it has another
         name now; else None.
         """
-        if self.path is None or not session.turns:
+        if self.path is None or not (
+            session.turns or self._state or self._before
+        ):  # nothing said, no file yet
             return None
         path = self.path
         try:
@@ -68,7 +70,7 @@ class Autosave:
         self._failed = False
         if path != self.path:
             self.path, self._before = path, None
-            return f"somebody else went on with this conversation too; from here on it is saved in {path}"
+            return f"somebody else went on with this conversation too; from here on yours is saved in {path}"
         if self._before is not None:
             with contextlib.suppress(OSError):
                 self._before.unlink(missing_ok=True)
