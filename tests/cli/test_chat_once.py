@@ -238,9 +238,9 @@ def test_what_the_machine_cannot_run(chat):
 def test_a_prompt_longer_than_the_context(chat):
     code, out, err = chat("-p", "x" * 500, engine=ScriptEngine([script("hm")], context=256))
     assert (code, out) == (1, "")
-    assert re.search(
-        r"error: the message takes 5\d\d tokens as it is sent, and the context is 256\n hint: ", err
-    )
+    assert re.search(r"error: the message takes 5\d\d tokens as sent, and the context is 256\n hint: ", err)
+    _, _, err = chat("-p", "x", "--system", "y" * 500, engine=ScriptEngine([script("hm")], context=256))
+    assert re.search(r"error: the message and the system prompt take 5\d\d tokens as sent, and ", err)
 
 
 @pytest.mark.parametrize("name", ["missing.txt", "."])

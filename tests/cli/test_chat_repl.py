@@ -149,7 +149,7 @@ def test_a_message_that_does_not_fit_loses_nothing(repl):
     engine = ScriptEngine([script("fine")], context=300)
     result = repl("short", "x" * 400, "short again", engine=engine)
     assert re.search(
-        r"error: the message takes 4\d\d tokens as it is sent, and the context is 300\n hint: ", result.err
+        r"error: the message takes 4\d\d tokens as sent, and the context is 300\n hint: ", result.err
     )
     assert [turn.user for turn in result.conversation.session.turns] == ["short", "short again"]
 
