@@ -113,6 +113,7 @@ def said(text: str) -> SavedSession:
 
 
 def test_of_two_chats_that_go_on_with_the_same_file_none_is_lost():
+    """Expectations row 43."""
     path = new_session_path()
     save_session(path, SESSION)
     first, second = (Autosave(path, before=path, state=file_state(path)) for _ in range(2))
