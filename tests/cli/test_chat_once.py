@@ -238,9 +238,9 @@ def test_what_the_machine_cannot_run(chat):
 def test_a_prompt_longer_than_the_context(chat):
     code, out, err = chat("-p", "x" * 500, engine=ScriptEngine([script("hm")], context=256))
     assert (code, out) == (1, "")
-    assert re.search(
-        r"error: the message takes 5\d\d tokens as it is sent, and the context is 256\n hint: ", err
-    )
+    assert re.search(r"error: the message takes 5\d\d tokens as sent, and the context is 256\n hint: ", err)
+    _, _, err = chat("-p", "x", "--system", "y" * 500, engine=ScriptEngine([script("hm")], context=256))
+    assert re.search(r"error: the message and the system prompt take 5\d\d tokens as sent, and ", err)
 
 
 @pytest.mark.parametrize("name", ["missing.txt", "."])
@@ -314,6 +314,20 @@ def test_markdown_is_rendered_block_by_block(capsys):
     printer.finish()
     code = capsys.readouterr().out
     assert [line.strip() for line in code.splitlines() if line.strip()] == ["a = 1", "b = 2"]
+
+
+def test_a_list_item_is_rendered_with_the_code_and_the_paragraphs_in_it(capsys):
+    printer = MarkdownPrinter()
+    printer.write("Do this:\n1. Install:\n\n    ```\n    a = 1\n\n    b = 2\n    ```\n\n   Wait.\n\n")
+    assert capsys.readouterr().out == ""
+    printer.write("2")  # whatever comes of it, the first item is complete
+    rows = [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert rows == ["Do this:", " 1 Install:", "    a = 1", "    b = 2", "   Wait."]
+    printer.write(". - ```\n     c = 3\n\n     d = 4\n     ```\n\nThe end.")
+    out = capsys.readouterr().out
+    assert "c = 3" in out and "d = 4" in out and "`" not in out
+    printer.finish()
+    assert capsys.readouterr().out.strip() == "The end."
 
 
 def test_draft_failures_are_counted_in_the_stats(chat):

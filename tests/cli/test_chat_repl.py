@@ -9,7 +9,8 @@ import pytest
 from chat_fakes import ScriptEngine, script
 from chat_typed import Typed, prompt_text
 
-from treeeagle_edge.chat.history import Autosave, last_session_path, load_session
+from treeeagle_edge.chat.autosave import Autosave
+from treeeagle_edge.chat.history import last_session_path, load_session
 from treeeagle_edge.cli.line_input import read_message
 
 
@@ -122,6 +123,15 @@ def test_quotes_make_one_message_of_several_lines(repl):
     assert "<|im_start|>user\nin one line<|im_end|>" in prompt_text(result, 1)
 
 
+@pytest.mark.parametrize(
+    "entries", [('"""Finds owls."""\nimport owls\n\nprint("""hoo""")',), ('"""', 'one """ two')]
+)
+def test_what_follows_quotes_is_not_lost(repl, entries):
+    """A Python file begins like a message of several lines."""
+    result = repl(*entries)
+    assert "<|im_start|>user\n{}<|im_end|>".format("\n".join(entries)) in prompt_text(result)
+
+
 def test_ctrl_c_gives_an_open_block_up():
     source = Typed(['"""', "half", KeyboardInterrupt, "whole"])
     with pytest.raises(KeyboardInterrupt):
@@ -139,7 +149,7 @@ def test_a_message_that_does_not_fit_loses_nothing(repl):
     engine = ScriptEngine([script("fine")], context=300)
     result = repl("short", "x" * 400, "short again", engine=engine)
     assert re.search(
-        r"error: the message takes 4\d\d tokens as it is sent, and the context is 300\n hint: ", result.err
+        r"error: the message takes 4\d\d tokens as sent, and the context is 300\n hint: ", result.err
     )
     assert [turn.user for turn in result.conversation.session.turns] == ["short", "short again"]
 

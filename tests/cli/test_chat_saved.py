@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 from chat_fakes import ScriptEngine, script, sent
@@ -14,6 +15,7 @@ from treeeagle_edge.chat.history import (
     path_to_go_on,
     save_session,
 )
+from treeeagle_edge.chat.prompt import Turn
 from treeeagle_edge.cli.sampling_options import SamplingChoices
 from treeeagle_edge.cli.saved_settings import saved_choices
 
@@ -75,6 +77,23 @@ def test_a_chat_is_continued_where_another_process_moved_it(chat, monkeypatch):
     code, _, err = chat("-p", "and at night?", "--continue", engine=ScriptEngine([script("Dark.")]))
     assert (code, "error" in err) == (0, False)
     assert [turn.answer for turn in load_session(last_session_path()).turns] == ["The sky is blue.", "Dark."]
+
+
+def test_an_answer_of_another_process_to_the_same_chat_is_kept(chat):
+    chat("-p", "why?")
+    chat("-p", "and at night?", "--continue")
+    path = last_session_path()
+    saved = load_session(path)
+    other = replace(saved, turns=(*saved.turns, Turn("by day?", "Blue.", (), "stop")))
+    engine = ScriptEngine([script("Dark.")], on_round=lambda number: number or save_session(path, other))
+    code, _, err = chat("-p", "at dusk?", "--continue", engine=engine)
+    assert code == 0
+    assert load_session(path) == other
+    (new,) = set(path.parent.iterdir()) - {path}
+    assert (
+        f"note: somebody else went on with this conversation too; from here on yours is saved in {new}" in err
+    )
+    assert [turn.user for turn in load_session(new).turns] == ["why?", "and at night?", "at dusk?"]
 
 
 def test_settings_that_cannot_be_are_said_before_loading(chat):

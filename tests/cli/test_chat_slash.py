@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 from dataclasses import replace
@@ -14,6 +15,7 @@ from chat_typed import prompt_text
 
 from treeeagle_edge.chat.answer import Speculation
 from treeeagle_edge.chat.history import last_session_path, load_session
+from treeeagle_edge.cli import slash
 from treeeagle_edge.cli.line_input import complete_slash
 from treeeagle_edge.cli.slash import COMMANDS, by_name, help_lines
 from treeeagle_edge.cli.stats import totals_lines
@@ -44,6 +46,7 @@ from treeeagle_edge.rounds import TreeShape
         ("/undo", "there is nothing to take back", "write a message first"),
         ("/tree", "there is no round to draw yet", "write a message first"),
         ("/save", "a file name is missing", "use /save FILE"),
+        ("/save " + 300 * "a", 300 * "a" + " cannot be written: file name too long", "choose another place"),
         ("/load nowhere.json", "nowhere.json cannot be read", "check the path"),
         ("/read nowhere.txt", "nowhere.txt cannot be read", "check the path"),
         ("/read ~nobody-of-this-name/x", "~nobody-of-this-name/x cannot be read", "check the path"),
@@ -83,6 +86,7 @@ def test_help_and_completion_come_from_the_table(repl):
     assert [word for word, _, _ in complete_slash("/")] == [f"/{name}" for name in by_name()]
     assert [word for word, _, _ in complete_slash("/re")] == ["/retry", "/read"]
     assert [word for word, _, _ in complete_slash("/set te")] == ["temperature"]
+    assert [word for word, _, _ in complete_slash("/SET te")] == ["temperature"]
     assert [word for word, _, _ in complete_slash("/stats o")] == ["on", "off"]
     assert not list(complete_slash("hello /"))
     assert max(map(len, help_lines())) <= 100
@@ -283,6 +287,28 @@ def test_save_overwrites_no_other_file(repl, tmp_path: Path):
     assert f"error: {path} is not a saved session" in result.err
     assert path.read_text() == "four years of work"
     assert len(result.conversation.session.turns) == 2
+
+
+def test_save_does_not_wait_for_a_pipe(repl, tmp_path: Path, monkeypatch):
+    """Nobody may ever write into one."""
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(slash, "load_session", lambda path: pytest.fail(f"{path} is opened"))
+    result = repl("hello", f"/save {tmp_path / 'pipe'}")
+    assert f"error: {tmp_path / 'pipe'} is there and is no saved session\n" in result.err
+
+
+def test_the_text_of_a_command_may_begin_in_its_second_line(repl, tmp_path: Path):
+    (tmp_path / "note.txt").write_text("Owls fly.")
+    result = repl("/system\nBe brief.\nBe kind.", f"/read {tmp_path / 'note.txt'}\nWhat does it say?")
+    assert result.conversation.session.system == "Be brief.\nBe kind."
+    assert "What does it say?\n\nOwls fly." in prompt_text(result)
+
+
+def test_off_is_off_in_capitals_too(repl):
+    result = repl("/system Be brief.", "/system OFF", "/stats Off", "/set spec OFF", "hello")
+    assert result.conversation.session.system is None
+    assert not result.conversation.show_stats
+    assert not result.conversation.speculate
 
 
 def test_save_makes_no_folder(repl, tmp_path: Path):

@@ -29,7 +29,7 @@ def test_a_chat_on_a_terminal(term):
     terminal.prompt()
     terminal.send("hello\r")
     terminal.expect("first answer")
-    terminal.expect(r"tokens/round .* memory [\d.]+ GB")
+    terminal.expect(r"(?s)tokens/round .* memory [\d.]+ GB")
     terminal.prompt()
     terminal.send("/nonsense\r")
     terminal.expect("error: there is no command /nonsense")

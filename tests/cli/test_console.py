@@ -11,7 +11,7 @@ import pytest
 
 from treeeagle_edge.chat.history import last_session_path, load_session
 from treeeagle_edge.cli import console
-from treeeagle_edge.cli.console import ProgressLine
+from treeeagle_edge.cli.console import ProgressLine, note, say
 
 PROGRAM = [sys.executable, str(Path(__file__).resolve().parent.parent / "helpers" / "chat_program.py")]
 
@@ -44,3 +44,41 @@ def test_progress_on_a_terminal_without_a_width(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "fileno", lambda: 2, raising=False)
     ProgressLine()("x" * 79)
     assert capsys.readouterr().err == "\r\033[K" + "x" * 79
+
+
+@pytest.mark.parametrize(("style", "before", "after"), [(None, "", ""), ("dim", "\033[2m", "\033[0m")])
+def test_talk_is_broken_between_words_on_a_terminal(monkeypatch, capsys, style, before, after):
+    monkeypatch.setattr(console, "is_terminal", lambda stream: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(console, "columns_of", lambda stream: 32)
+    text = (
+        "  20 tokens · 263 tok/s · 21 tokens/round\n"
+        "  plan    1.14 of 22.80 GB, and room for more\n"
+        "  saved in  /home/somebody/.local/state/treeeagle\n"
+        "  a row of thirty-two letters so"
+    )
+    say(text, style=style, wrap=True)
+    assert capsys.readouterr().err == (
+        f"{before}  20 tokens · 263 tok/s ·\n  21 tokens/round\n"
+        "  plan    1.14 of 22.80 GB, and\n          room for more\n"
+        "  saved in  /home/somebody/.local/state/treeeagle\n"
+        f"  a row of thirty-two letters so{after}\n"
+    )
+    say(text)
+    monkeypatch.setattr(console, "columns_of", lambda stream: 0)
+    say(text, wrap=True)
+    monkeypatch.setattr(console, "is_terminal", lambda stream: False)
+    say(text, wrap=True)
+    assert capsys.readouterr().err == 3 * f"{text}\n"
+
+
+def test_a_command_in_a_note_is_not_broken(monkeypatch, capsys):
+    monkeypatch.setattr(console, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(console, "columns_of", lambda stream: 30)
+    monkeypatch.setenv("NO_COLOR", "1")
+    note("the context is full: the first message is no longer sent")
+    note("it can be sent as a file: treeeagle chat < a.txt")
+    assert capsys.readouterr().err == (
+        "note: the context is full: the\nfirst message is no longer\nsent\n"
+        "note: it can be sent as a file: treeeagle chat < a.txt\n"
+    )

@@ -122,6 +122,17 @@ def test_a_full_disk_stops_a_download_before_it_starts(machine, capsys, monkeypa
     code, out, _ = run(capsys, "--fast", "--model", "Qwen/Qwen3-1.7B")
     assert "fail  1.0 GB free in /cache, and Qwen/Qwen3-1.7B needs 3.7 GB\n      hint: free some space" in out
     assert code == 3 and out.splitlines()[-1].startswith("verdict  cannot run: 1.0 GB free")
+    code, out, _ = run(capsys, "--fast", "--model", "Qwen/Qwen3-1.7B", "--gpu-memory", "12")
+    assert "warn  1.0 GB free in /cache" in out  # a card that is elsewhere has another disk beside it
+    assert code == 0 and out.splitlines()[-1].startswith("verdict  fits. next on the machine with the card: ")
+
+
+def test_native_kernels_on_a_card_are_answered_with_those_that_run_there(machine, capsys):
+    machine(BARE)
+    code, out, _ = run(
+        capsys, "--fast", "--model", "Qwen/Qwen3-1.7B", "--gpu-memory", "24", "--kernels", "native"
+    )
+    assert code == 3 and out.splitlines()[-1].endswith("cuda:0; what fits: --kernels torch")
 
 
 @pytest.mark.parametrize(

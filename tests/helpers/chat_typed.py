@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 from chat_fakes import ByteCodec, ScriptEngine, fake_runtime, script
 
-from treeeagle_edge.chat.history import Autosave, new_session_path
+from treeeagle_edge.chat.autosave import Autosave
+from treeeagle_edge.chat.history import new_session_path
 from treeeagle_edge.chat.session import Session
 from treeeagle_edge.cli.conversation import Conversation
 from treeeagle_edge.cli.interrupt import Interrupts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import stat
@@ -10,15 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from treeeagle_edge.chat import history
 from treeeagle_edge.chat.history import (
-    Autosave,
     SavedSession,
     last_session_path,
     load_session,
     new_session_path,
-    path_now,
-    path_to_go_on,
     save_session,
 )
 from treeeagle_edge.chat.prompt import Turn
@@ -67,44 +62,6 @@ def test_the_last_session_is_the_one_written_last():
     save_session(second, SESSION)
     os.utime(first, ns=(2**62, 2**62))
     assert last_session_path() == first
-
-
-def test_of_one_shot_answers_the_newest_are_kept():
-    """Nothing else is touched: neither a chat, nor what a person saved there, nor what only looks alike."""
-    folder = new_session_path().parent
-    chat, own = new_session_path(), folder / "mine.json"
-    alike = [folder / "x20250101-000000-abcdef.once.json", folder / "20250101-000000-abcdef.once.json.bak"]
-    for path in (chat, own, *alike):
-        save_session(path, SESSION)
-    old = [folder / f"20250101-{number:06}-abcdef.once.json" for number in range(history.KEPT_ONE_SHOTS + 3)]
-    for path in old:
-        save_session(path, SESSION)
-    newest = new_session_path(one_shot=True)
-    assert Autosave(newest).save(SESSION) is None
-    assert set(folder.iterdir()) == {chat, own, *alike, *old[4:], newest}
-    assert last_session_path() == newest
-
-
-def test_a_one_shot_answer_that_is_gone_on_with_becomes_a_chat():
-    once, chat = new_session_path(one_shot=True), new_session_path()
-    save_session(once, SESSION)
-    kept = path_to_go_on(once)
-    assert kept.name == once.name.replace(".once", "")
-    assert path_to_go_on(chat) == chat
-    autosave = Autosave(kept, before=once)
-    assert once.exists()  # until there is something in its place
-    assert autosave.save(SESSION) is None
-    assert list(kept.parent.iterdir()) == [kept]
-    assert Autosave(kept, before=kept).save(SESSION) is None
-    assert kept.exists()
-
-
-def test_a_one_shot_answer_that_another_process_went_on_with_is_found():
-    once, chat = new_session_path(one_shot=True), new_session_path()
-    save_session(once, SESSION)
-    assert (path_now(once), path_now(chat)) == (once, chat)
-    Autosave(path_to_go_on(once), before=once).save(SESSION)
-    assert path_now(once) == path_to_go_on(once)
 
 
 def test_a_session_that_goes_away_meanwhile_is_not_the_last_one(monkeypatch):
@@ -173,36 +130,3 @@ def test_a_damaged_file_is_named_and_left_alone(tmp_path: Path, content):
 def test_a_missing_file_is_named(tmp_path: Path):
     with pytest.raises(InputError, match=r"nothing.json cannot be read: no such file"):
         load_session(tmp_path / "nothing.json")
-
-
-def test_a_full_disk_is_said_once_and_keeps_the_old_file(monkeypatch):
-    """The chat goes on where nothing can be saved, with one warning; the file before stays whole, no scrap is left."""
-    path = new_session_path()
-    autosave = Autosave(path)
-    assert autosave.save(SESSION) is None
-    before = path.read_bytes()
-
-    def full(_handle: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(history.os, "fsync", full)
-    assert "no space left on device" in (autosave.save(SESSION) or "")
-    assert autosave.save(SESSION) is None
-    assert path.read_bytes() == before
-    assert list(path.parent.iterdir()) == [path]
-    monkeypatch.undo()
-
-
-def test_a_folder_that_cannot_be_made_is_said_once(monkeypatch, tmp_path):
-    blocker = tmp_path / "file"
-    blocker.write_text("")
-    autosave = Autosave(blocker / "sessions" / "x.json")
-    assert "not saved" in (autosave.save(SESSION) or "")
-    assert autosave.save(SESSION) is None
-
-
-def test_nothing_is_written_without_a_path_or_a_turn():
-    assert Autosave(None).save(SESSION) is None
-    path = new_session_path()
-    assert Autosave(path).save(SavedSession("toy", ())) is None
-    assert not path.exists()

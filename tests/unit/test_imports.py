@@ -97,7 +97,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "device.rounds",
         "device.cuda_graphs",
     ),
-    "session": ("chat", "chat.session", "chat.answer", "chat.stream", "chat.history", "chat.prompt"),
+    "session": ("chat", "chat.*"),
     "beside": (
         *(
             "planning",

@@ -139,8 +139,6 @@ def test_loading_for_a_card_leaves_no_shard_behind_in_memory(
     gc.collect()
     watch = MemoryWatch()
     before = watch.current()
-    weights = load_weights(
-        open_checkpoint(large), bits=bits, device=card, dtype=torch.bfloat16, progress=None
-    )
+    weights = load_weights(open_checkpoint(large), bits=bits, device=card, dtype=torch.bfloat16)
     assert weights.nbytes > 150 * MB and weights.layers[-1].down.nbytes
     assert watch.peak() - before < SHARD + 48 * MB

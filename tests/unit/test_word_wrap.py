@@ -100,6 +100,8 @@ def test_where_the_width_is_unknown_or_tiny_nothing_is_moved(columns: int) -> No
         f"  ~~~\n{PROSE}\n```\n{PROSE}\n~~~~\n",
         f"````markdown\n```\n{PROSE}\n```\n{PROSE}\n````\n",
         f"| {PROSE} | {PROSE} |\n|---|---|\n  | {PROSE} |\n",
+        f"1. ```python\n   {PROSE}\n   - ```\n   {PROSE}\n   ```\n",
+        f"- 10. ~~~\n{PROSE}\n      ~~~\n",
     ],
 )
 def test_code_and_tables_keep_their_lines(block: str) -> None:
@@ -108,9 +110,49 @@ def test_code_and_tables_keep_their_lines(block: str) -> None:
     assert wrap.feed(PROSE, 40) != PROSE  # and prose after it is broken again
 
 
-@pytest.mark.parametrize("line", ["`code` " + PROSE, "``` not a block``` " + PROSE, "a | " + PROSE])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "`code` " + PROSE,
+        "``` not a block``` " + PROSE,
+        "a | " + PROSE,
+        "-``` " + PROSE,
+        "100) a ``` " + PROSE,
+    ],
+)
 def test_what_only_looks_like_a_block_opens_none(line: str) -> None:
     assert WordWrap().feed(f"{line}\n{PROSE}", 40).split("\n")[-1] != PROSE
+
+
+@pytest.mark.parametrize("begins", ["- ", "*  ", "• ", "1. ", "  12) ", "\t+ ", "- 1. ", "   "])
+@pytest.mark.parametrize("size", [1, 7])
+def test_the_rows_of_a_list_item_begin_below_its_text(begins: str, size: int) -> None:
+    rows = shown(f"{begins}{PROSE}\n{PROSE}", 40, size)
+    hang = len(begins.expandtabs(8))
+    last = rows.index(next(row for row in rows if row.endswith("directions."))) + 1
+    assert rows[0].startswith(begins.expandtabs(8).rstrip())
+    assert {row[:hang] for row in rows[1:last]} == {" " * hang}
+    assert [row[hang:] for row in rows[:last]] == shown(PROSE, 40 - hang)
+    assert rows[last:] == shown(PROSE, 40)
+
+
+@pytest.mark.parametrize(
+    "begins", ["-", "1985. ", "**Note** ", "-5 ", "a) ", "9" * 12 + ". ", " " * 21, "- " * 11]
+)
+def test_what_is_no_list_item_or_leaves_no_room_hangs_nowhere(begins: str) -> None:
+    assert not shown(begins + PROSE, 40)[1].startswith(" ")
+
+
+def test_a_dash_at_the_begin_of_a_later_row_is_no_marker() -> None:
+    rows = ["Every one of these", "- of this one", "sentence"]
+    assert shown(" ".join(rows), 20) == rows
+
+
+def test_a_word_that_fits_below_no_marker_stays_behind_it() -> None:
+    """Moving it would leave the marker alone, and gain nothing."""
+    link = "https://example.org/" + "path/" * 5
+    assert shown(f"- {link} and", 30) == [f"- {link[:28]}", f"{link[28:]} and"]
+    assert shown(f"- see {link} and", 30) == ["- see", f"  {link[:28]}", f"{link[28:]} and"]
 
 
 def test_wide_letters_take_two_columns_and_need_no_space() -> None:
@@ -164,8 +206,8 @@ def test_a_line_that_ends_at_the_border_makes_no_empty_row() -> None:
             assert " ".join(lines).split() == ("a" * 10 + " " + "b" * (length - 11) + after + "end").split()
 
 
-texts = st.text(
-    st.sampled_from(["a", "b", "-", " ", " ", "\n", "\t", "漢", "。", "（", "é", "e\u0301"[1], "|", "`"])
+texts = st.lists(st.sampled_from([*"ab- \n\t漢。（é\u0301|`", " ", "- ", "1. ", "```\n"]), max_size=60).map(
+    "".join
 )
 words = st.lists(
     st.sampled_from(["a", "of", "letters", "wavelengths", "don't", "e\u0301te\u0301"]), max_size=60

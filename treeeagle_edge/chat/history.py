@@ -75,10 +75,15 @@ def path_now(path: Path) -> Path:
     return moved if not path.exists() and moved.exists() else path
 
 
-def _forget_old_one_shots() -> None:
+def is_one_shot(path: Path) -> bool:
+    """Whether the name is one that `new_session_path` gives to an answer that is only kept for a while."""
+    return bool(_ONE_SHOT.fullmatch(path.name))
+
+
+def forget_old_one_shots() -> None:
     """Keep the newest of them. No other file is touched, whatever its name and place."""
     with contextlib.suppress(OSError):
-        found = [path for path in sessions_dir().iterdir() if _ONE_SHOT.fullmatch(path.name)]
+        found = [path for path in sessions_dir().iterdir() if is_one_shot(path)]
         for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)[:-KEPT_ONE_SHOTS]:
             path.unlink(missing_ok=True)  # another process may be at it too
 
@@ -192,34 +197,3 @@ def _of_kind(kind: type[_Kind], value: Any, name: str) -> _Kind:
     if not isinstance(value, kind):
         raise ValueError(f"{name} is {'missing' if value is None else f'no {_KINDS[kind]}'}")
     return value
-
-
-class Autosave:
-    """Saves one conversation after each turn. A disk that is full or read-only is reported once; the chat goes on.
-
-    Of one-shot answers (`new_session_path`) only the newest are kept, until somebody goes on with one.
-    """
-
-    def __init__(self, path: Path | None, *, before: Path | None = None) -> None:
-        """`path` None saves nothing. `before`: where the conversation was saved so far, if it moves."""
-        self.path = path
-        self._before = before if before != path else None
-        self._failed = False
-
-    def save(self, session: SavedSession) -> str | None:
-        """Write the file; the warning to show where that failed for the first time, else None."""
-        if self.path is None or not session.turns:
-            return None
-        try:
-            save_session(self.path, session)
-        except OSError as problem:
-            first, self._failed = not self._failed, True
-            return f"this chat is not saved: {reason_of(problem)} ({self.path.parent})" if first else None
-        self._failed = False
-        if self._before is not None:
-            with contextlib.suppress(OSError):
-                self._before.unlink(missing_ok=True)
-            self._before = None
-        if _ONE_SHOT.fullmatch(self.path.name):
-            _forget_old_one_shots()
-        return None

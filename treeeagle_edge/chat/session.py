@@ -180,9 +180,10 @@ class Session:
                 forgotten += 1
                 prompt = self._render(turn, forgotten)
         if len(prompt.ids) >= context:
+            what = "the message and the system prompt take" if self.system else "the message takes"
             raise InputError(
-                f"the message takes {len(prompt.ids):,} tokens as it is sent, and the context is {context:,}",
-                "shorten it, or start with a larger --context",
+                f"{what} {len(prompt.ids):,} tokens as sent, and the context is {context:,}",
+                "send less, or start with a larger --context",
             )
         return prompt, forgotten
 

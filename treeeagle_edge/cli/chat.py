@@ -168,7 +168,8 @@ def _start(
     settings: RunSettings, choices: SamplingChoices, wishes: _Wishes, *, one_shot: bool = False
 ) -> Conversation:
     """Load the runtime, with progress on stderr, and set up the conversation."""
-    from treeeagle_edge.chat.history import Autosave, new_session_path, path_now
+    from treeeagle_edge.chat.autosave import Autosave
+    from treeeagle_edge.chat.history import new_session_path, path_now
     from treeeagle_edge.chat.session import Session
     from treeeagle_edge.cli.conversation import Conversation
     from treeeagle_edge.cli.saved_settings import Flags

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -12,6 +14,9 @@ from treeeagle_edge.errors import TreeEagleError
 
 EXIT_OK = 0
 EXIT_INTERRUPT = 130
+NARROWEST = 20  # columns: in fewer, lines would hold a word or two
+_NO_BREAK = "\xa0"
+_FIRST_COLUMN = re.compile(r"\s*\S.*?\s{2,}")
 STYLES = {"dim": "2", "bold": "1", "red": "31", "yellow": "33", "green": "32"}
 
 
@@ -35,9 +40,31 @@ def styled(text: str, style: str, stream: TextIO | None) -> str:
     return f"\033[{STYLES[style]}m{text}\033[0m" if may_style(stream) else text
 
 
-def say(text: str = "", *, style: str | None = None) -> None:
-    """One line of talk on stderr."""
+def say(text: str = "", *, style: str | None = None, wrap: bool = False) -> None:
+    """One line of talk on stderr, or several. `wrap`: on a terminal, break between words what is longer than a row; not
+    for what somebody may copy, such as a command.
+    """
+    if wrap and is_terminal(sys.stderr):
+        columns = columns_of(sys.stderr)
+        text = "\n".join(_in_rows(line, columns) for line in text.split("\n"))
     _talk((styled(text, style, sys.stderr) if style else text) + "\n")
+
+
+def _in_rows(line: str, columns: int) -> str:
+    """`line` broken between words, or between the parts that a dot divides; below its indentation, or below the second
+    column where it is a row of a table.
+    """
+    if columns < NARROWEST or len(line) <= columns:
+        return line
+    found = _FIRST_COLUMN.match(line)
+    hang = found.end() if found and 2 * found.end() <= columns else len(line) - len(line.lstrip())
+    parted = line.replace(" ", _NO_BREAK).replace(f"·{_NO_BREAK}", "· ") if " · " in line else line
+    rows = textwrap.wrap(
+        parted, columns, subsequent_indent=" " * hang, break_long_words=False, break_on_hyphens=False
+    )
+    if max(map(len, rows)) > columns:  # a path, which somebody may copy
+        return line
+    return "\n".join(rows).replace(_NO_BREAK, " ")
 
 
 def _talk(text: str) -> None:
@@ -49,8 +76,8 @@ def _talk(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """A sentence the person should read, on stderr."""
-    say(f"note: {text}", style="yellow")
+    """A sentence the person should read, on stderr. A command in it is left whole, so that it can be copied."""
+    say(f"note: {text}", style="yellow", wrap="treeeagle " not in text)
 
 
 def print_error(error: TreeEagleError) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treeeagle_edge.chat.answer import Answer
-from treeeagle_edge.chat.history import Autosave, SavedSession, load_session, new_session_path, path_to_go_on
+from treeeagle_edge.chat.autosave import Autosave, file_state
+from treeeagle_edge.chat.history import SavedSession, load_session, new_session_path, path_to_go_on
 from treeeagle_edge.chat.session import Session
 from treeeagle_edge.cli.console import is_terminal, note, say
 from treeeagle_edge.cli.interrupt import Interrupts
@@ -104,9 +105,9 @@ class Conversation:
 
     def save(self) -> None:
         """Write the conversation to its own file, where history is on."""
-        warning = self.autosave.save(self.saved())
-        if warning:
-            note(warning)
+        news = self.autosave.save(self.saved())
+        if news:
+            note(news)
 
     def saved(self) -> SavedSession:
         """The conversation as a file holds it."""
@@ -119,6 +120,7 @@ class Conversation:
 
         Raises InputError for a file that is no session; the conversation is then as before.
         """
+        state = file_state(path)
         saved = load_session(path)
         choices = saved_choices(path, saved)
         self.session.clear()
@@ -132,14 +134,18 @@ class Conversation:
             note(
                 f"that chat was held with {harmless(saved.model)}; it is read again by {self.runtime.model_name}"
             )
-        self.save_elsewhere(path if keep_file else None)
+        if keep_file:
+            self._save_in(Autosave(path_to_go_on(path), before=path, state=state))
+        else:
+            self.save_elsewhere()
 
-    def save_elsewhere(self, path: Path | None = None) -> None:
-        """Go on in `path`, or begin another file: the one so far stays as it is."""
-        if self.autosave.path is not None:
-            self.autosave = (
-                Autosave(path_to_go_on(path), before=path) if path else Autosave(new_session_path())
-            )
+    def save_elsewhere(self) -> None:
+        """Begin another file: the one so far stays as it is."""
+        self._save_in(Autosave(new_session_path()))
+
+    def _save_in(self, place: Autosave) -> None:
+        if self.autosave.path is not None:  # history is on
+            self.autosave = place
 
     def header(self) -> str:
         """One line: model, bits, head and its bits, device, context, plan."""
@@ -152,8 +158,8 @@ class Conversation:
 
     def show_header(self) -> None:
         """Say what runs, on which device and why, and what the person should know."""
-        say(self.header())
-        say(f"runs on {self.runtime.device_why}", style="dim")
+        say(self.header(), wrap=True)
+        say(f"runs on {self.runtime.device_why}", style="dim", wrap=True)
         for sentence in self.runtime.notes:
             note(sentence)
 
@@ -193,7 +199,7 @@ class Conversation:
             memory=resident_bytes(),
             seed=answer.seed if sampled and self.choices.seed is None else None,
         )
-        say(line, style="dim")
+        say(line, style="dim", wrap=True)
         advice = None if self.advised else speculation_advice(self.session.totals)
         if advice:
             self.advised = True

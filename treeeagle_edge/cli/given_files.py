@@ -36,7 +36,7 @@ def first_word(argument: str) -> tuple[str, str]:
         end = argument.find(argument[0], 1)
         if end > 0:
             return argument[: end + 1], argument[end + 1 :].strip()
-    ends = [index for index, char in enumerate(argument) if char == " "] + [len(argument)]
+    ends = [index for index, char in enumerate(argument) if char.isspace()] + [len(argument)]
     end = next((end for end in ends if os.path.isfile(typed_path(argument[:end]))), ends[0])
     return argument[:end], argument[end:].strip()
 

@@ -77,14 +77,17 @@ class EditorInput:
 
 
 def read_message(source: LineInput) -> str:
-    """The next message. What stands between two `\"\"\"` is one, however many entries it takes."""
+    """The next message. What stands between two `\"\"\"` is one, however many entries it takes. Where more text
+    follows, as in a Python file that was pasted, all of it is the message, as it is.
+    """
     entry = source.read(PROMPT)
     if not entry.lstrip().startswith(QUOTES):
         return entry
     text = entry.lstrip()[len(QUOTES) :]
     while QUOTES not in text:
         text += "\n" + source.read(MORE)
-    return text.partition(QUOTES)[0].strip("\n")
+    block, _, after = text.partition(QUOTES)
+    return QUOTES + text if after.strip() else block.strip("\n")
 
 
 def choose_input(*, remember: bool) -> LineInput:
@@ -151,7 +154,7 @@ def _completer() -> Completer:
             """Names of commands and settings, and paths."""
             text = document.text_before_cursor
             name, space, argument = text[1:].partition(" ")
-            command = by_name().get(name) if text.startswith("/") and space else None
+            command = by_name().get(name.lower()) if text.startswith("/") and space else None
             if command is not None and command.takes_path:
                 yield from paths.get_completions(Document(argument, len(argument)), complete_event)
                 return
@@ -171,11 +174,11 @@ def complete_slash(text: str) -> Iterator[tuple[str, str, str]]:
             for each in (command.name, *command.aliases):
                 if each.startswith(name.lower()):
                     yield f"/{each}", text, command.help
-    elif name == "set" and " " not in argument:
+    elif name.lower() == "set" and " " not in argument:
         for setting in NAMES:
             if setting.startswith(argument):
                 yield setting, argument, ""
-    elif name == "stats":
+    elif name.lower() == "stats":
         for word in ("on", "off"):
             if word.startswith(argument):
                 yield word, argument, ""

@@ -6,9 +6,9 @@ import sys
 from typing import Protocol
 
 from treeeagle_edge.cli.console import columns_of, has_cursor, is_terminal, may_style
+from treeeagle_edge.cli.markdown_lines import Fence, text_of
 from treeeagle_edge.cli.word_wrap import WordWrap
 
-FENCES = ("```", "~~~")
 # What a terminal acts upon: escape codes in their one-byte form too, bells, and what would write over the line.
 _CONTROLS = {
     **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t\r"},  # shown as ␛ and the like
@@ -56,7 +56,9 @@ class PlainPrinter:
 
 
 class MarkdownPrinter:
-    """Renders each block once it is complete, so that an answer still streams."""
+    """Renders each block once it is complete, so that an answer still streams. A list item is complete where a line
+    after it is not indented: paragraphs and code of its own may follow its first line.
+    """
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -64,29 +66,40 @@ class MarkdownPrinter:
         self._console = Console(file=sys.stdout, highlight=False)
         self._block: list[str] = []
         self._line = ""
-        self._fenced = False
+        self._fence = Fence()
+        self._may_go_on = False  # the block has a list item in it, and ends in a blank line
 
     def write(self, piece: str) -> None:
         """Show the blocks that `piece` completes."""
         *lines, self._line = (self._line + piece).split("\n")
         for line in lines:
-            if line.lstrip().startswith(FENCES):
-                self._fenced = not self._fenced
+            self._end_item(line)
+            self._fence.take(line)
             self._block.append(line)
-            if not line.strip() and not self._fenced:
+            if line.strip() or self._fence.opened_by:
+                continue
+            self._may_go_on = any(text_of(each) != each for each in self._block)
+            if not self._may_go_on:
                 self._show()
+        self._end_item(self._line)
 
     def finish(self) -> None:
         """Show the last block."""
         self._block.append(self._line)
-        self._line, self._fenced = "", False
+        self._line, self._fence = "", Fence()
         self._show()
+
+    def _end_item(self, line: str) -> None:
+        """Show a list item where `line`, or what has come of it, does not belong to it."""
+        if self._may_go_on and line[:1].strip() and not self._fence.opened_by:
+            self._show()
 
     def _show(self) -> None:
         from rich.markdown import Markdown
 
         text = harmless("\n".join(self._block))
         self._block.clear()
+        self._may_go_on = False
         if text.strip():
             self._console.print(Markdown(text))
             sys.stdout.flush()

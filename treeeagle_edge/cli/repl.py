@@ -17,7 +17,7 @@ INTERRUPT_HINT = "Ctrl-D or /exit leaves; Ctrl-C again within a second does too"
 def run_repl(conversation: Conversation, source: LineInput) -> int:
     """Chat until the person leaves. Returns the exit code: 0, or 130 after Ctrl-C twice within a second."""
     conversation.show_header()
-    say(WELCOME)
+    say(WELCOME, wrap=True)
     hinted = False
     while True:
         try:
@@ -29,13 +29,13 @@ def run_repl(conversation: Conversation, source: LineInput) -> int:
         except LeaveNow:
             return EXIT_INTERRUPT
         except StopReading:
-            say(STOPPED_READING)
+            say(STOPPED_READING, wrap=True)
         except KeyboardInterrupt:
             if conversation.interrupts.press():
                 return EXIT_INTERRUPT
             if not hinted:
                 hinted = True
-                say(INTERRUPT_HINT)
+                say(INTERRUPT_HINT, wrap=True)
 
 
 def take(conversation: Conversation, message: str) -> None:

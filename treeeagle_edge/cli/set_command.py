@@ -64,7 +64,7 @@ def change_setting(conversation: Conversation, argument: str) -> str:
     Raises UsageError for an unknown name, a missing value and a value out of range, which it names.
     """
     name, _, value = argument.replace("=", " ", 1).partition(" ")
-    name, value = name.lower().replace("_", "-"), value.strip()
+    name, value = name.lower().replace("_", "-"), value.strip().lower()
     if name not in NAMES:
         near = get_close_matches(name, NAMES, n=1)
         guess = f"did you mean {near[0]}? " if near else ""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 
 from treeeagle_edge.chat.history import load_session, save_session
 from treeeagle_edge.cli.console import say
@@ -55,7 +57,7 @@ def run_command(conversation: Conversation, line: str) -> None:
 
     Raises UsageError for a command that is not in the table, what the command raises, and LeaveChat.
     """
-    name, _, argument = line[1:].partition(" ")
+    name, argument = [*re.split(r"\s+", line[1:], maxsplit=1), ""][:2]  # a text may begin in the next line
     command = by_name().get(name.lower())
     if command is None:
         near = get_close_matches(name.lower(), list(by_name()), n=1)
@@ -83,7 +85,7 @@ def help_lines() -> list[str]:
 
 
 def _help(_conversation: Conversation, _argument: str) -> None:
-    say("\n".join(help_lines()))
+    say("\n".join(help_lines()), wrap=True)
 
 
 def _exit(_conversation: Conversation, _argument: str) -> None:
@@ -116,44 +118,49 @@ def _system(conversation: Conversation, argument: str) -> None:
         return
     if session.raw:
         raise UsageError("a system prompt has no place in --raw", "start without --raw to use one")
-    session.system = None if argument == "off" else system_prompt(argument)
+    session.system = None if argument.lower() == "off" else system_prompt(argument)
     say("the system prompt is removed" if session.system is None else "the system prompt is set")
 
 
 def _set(conversation: Conversation, argument: str) -> None:
     if not argument:
-        say("\n".join(setting_lines(conversation)))
+        say("\n".join(setting_lines(conversation)), wrap=True)
         return
     say(change_setting(conversation, argument))
 
 
 def _stats(conversation: Conversation, argument: str) -> None:
-    if argument in ("on", "off"):
-        conversation.show_stats = argument == "on"
-        say(f"stats are {argument}")
+    if argument.lower() in ("on", "off"):
+        conversation.show_stats = argument.lower() == "on"
+        say(f"stats are {argument.lower()}")
     elif argument:
         raise UsageError(f"/stats does not know {argument!r}", "use /stats, /stats on or /stats off")
     else:
         session = conversation.session
-        say("\n".join(totals_lines(session.answers, session.total_tokens, session.totals)))
+        say("\n".join(totals_lines(session.answers, session.total_tokens, session.totals)), wrap=True)
 
 
 def _save(conversation: Conversation, argument: str) -> None:
     path = path_in(argument, "/save FILE")
-    if path.exists():
-        try:
-            load_session(path)
-        except InputError as problem:
-            raise InputError(f"{path} is there and is no saved session", "choose another name") from problem
-    if not path.absolute().parent.is_dir():  # a slip of the keyboard makes no folders
-        raise InputError(f"there is no folder {path.parent} to save in", "choose another place")
     try:
+        if path.exists() and not _is_session(path):
+            raise InputError(f"{path} is there and is no saved session", "choose another name")
+        if not path.absolute().parent.is_dir():  # a slip of the keyboard makes no folders
+            raise InputError(f"there is no folder {path.parent} to save in", "choose another place")
         save_session(path, conversation.saved())
     except OSError as problem:
         raise InputError(
             f"{path} cannot be written: {reason_of(problem)}", "choose another place"
         ) from problem
     say(f"saved to {path}")
+
+
+def _is_session(path: Path) -> bool:
+    """Whether this program may write over `path`. A pipe is not opened: it might never give anything."""
+    try:
+        return path.is_file() and bool(load_session(path))
+    except InputError:
+        return False
 
 
 def _load(conversation: Conversation, argument: str) -> None:
@@ -172,7 +179,7 @@ def _read(conversation: Conversation, argument: str) -> None:
 
 
 def _info(conversation: Conversation, _argument: str) -> None:
-    say("\n".join([*info_lines(conversation), *setting_lines(conversation)]))
+    say("\n".join([*info_lines(conversation), *setting_lines(conversation)]), wrap=True)
 
 
 def _tree(conversation: Conversation, _argument: str) -> None:

@@ -199,14 +199,19 @@ def download_bytes(model: PlannedModel) -> int:
     return target + (head_bytes(model.head, 16) if model.head is not None and not model.head_on_disk else 0)
 
 
-def check_disk(model: PlannedModel) -> Iterator[Check]:
-    """Whether the disk has room for what is still to be fetched."""
+def check_disk(model: PlannedModel, *, imagined: bool = False) -> Iterator[Check]:
+    """Whether the disk has room for what is still to be fetched. It decides nothing about a card that is `imagined`,
+    which may have another disk beside it.
+    """
     folder = download_folder(model)
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free, need = shutil.disk_usage(there).free, download_bytes(model)
     if need > free:
         text = f"{format_gb(free)} free in {folder}, and {model.name} needs {format_gb(need)}"
-        yield Check("disk", FAIL, text, "free some space, or set HF_HOME or TREEEAGLE_CACHE to another disk")
+        status = WARN if imagined else FAIL
+        yield Check(
+            "disk", status, text, "free some space, or set HF_HOME or TREEEAGLE_CACHE to another disk"
+        )
     else:
         suffix = f"; {format_gb(need)} still to be fetched" if need else "; the model is here"
         yield Check("disk", OK, f"{format_gb(free)} free in {folder}{suffix}")

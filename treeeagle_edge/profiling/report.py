@@ -70,7 +70,7 @@ def build_report(
     plan, refusal = _plan(settings, hardware)
     problem = problem or refusal
     found += [*checks.check_backend(plan), *checks.check_choices(plan)]
-    found += checks.check_disk(plan.model)
+    found += checks.check_disk(plan.model, imagined=gpu_memory is not None)
     live_device = "cpu" if gpu_memory is not None else hardware.device
     measured: dict[str, float] = {}
     verify_cost = None
@@ -189,13 +189,10 @@ def _verdict(
     imagined: bool,
 ) -> Verdict:
     if problem is not None:
-        options = (
-            [] if hardware.kind == "cpu" and plan.memory.fits else alternatives(plan, settings, hardware)
-        )
         no_kernels = settings.kernels == "native" and not plan.backend.native
-        change = "--kernels torch" if no_kernels else "--device cpu"
-        fallback = [change] if hardware.kind == "cpu" and plan.memory.fits else []
-        return _cannot(problem, (*fallback, *options))
+        if plan.memory.fits and (no_kernels or hardware.kind == "cpu"):
+            return _cannot(problem, ("--kernels torch" if no_kernels else "--device cpu",))
+        return _cannot(problem, tuple(alternatives(plan, settings, hardware)))
     if not plan.memory.fits:
         options = alternatives(plan, settings, hardware)
         over = format_gb(plan.memory.excess)
