@@ -71,14 +71,15 @@ def test_nothing_is_suggested_without_agreement_or_room() -> None:
 
 def test_chances_are_learnt_up_to_the_first_wrong_token() -> None:
     acceptance = LookupAcceptance()
-    before = [[acceptance.chance(kind, agreed) for agreed in range(2, 17)] for kind in range(3)]
+    before = [[acceptance.chance(kind, agreed) for agreed in range(2, 17)] for kind in range(4)]
     for _ in range(50):
         acceptance.observe(Match(3, [1, 2, 3, 4]), 1, [1, 2, 9, 4, 5])
-    now = [[acceptance.chance(kind, agreed) for agreed in range(2, 17)] for kind in range(3)]
+    now = [[acceptance.chance(kind, agreed) for agreed in range(2, 17)] for kind in range(4)]
     moved = [[a - b for a, b in zip(*rows, strict=True)] for rows in zip(now, before, strict=True)]
     for kind, places in (
         (acceptance.SHARED, {3: 1}),
-        (acceptance.NEW, {4: 1, 5: -1}),
+        (acceptance.NEW, {4: 1}),
+        (acceptance.BEHIND_NEW, {5: -1}),
         (acceptance.ALL, {3: 1, 4: 1, 5: -1}),
     ):
         for agreed, change in enumerate(moved[kind], start=2):

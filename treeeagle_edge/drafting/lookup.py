@@ -102,13 +102,18 @@ def _last_ends(tokens: Sequence[int], length: int) -> dict[int, int]:
 class LookupAcceptance:
     """How often looked-up tokens were right, learnt online, by the number of tokens before them that agreed.
 
-    There are three counts: of all tokens, of those that the head drafted too, and of those that it did not. When the
-    walk comes to the third token of a match, the two before it agreed as well. So a token counts by the match's length
-    plus its place.
+    There are four counts: of all tokens, of those that the head drafted too, of the first that it did not, and of those
+    behind that one, about which it was not asked. When the walk comes to the third token of a match, the two before it
+    agreed as well. So a token counts by the match's length plus its place.
     """
 
-    ALL, SHARED, NEW = range(3)
-    _WRONG = (0.55, 0.25, 0.75)  # chance to be wrong after two tokens; each further one makes it a fifth less
+    ALL, SHARED, NEW, BEHIND_NEW = range(4)
+    _WRONG = (
+        0.55,
+        0.25,
+        0.85,
+        0.45,
+    )  # chance to be wrong after two tokens; each further one makes it a fifth less
     _PRIOR = 8.0  # observations that this counts for
     _DECAY = 0.985  # weight that an observation keeps with each later one of its kind
 
@@ -124,6 +129,11 @@ class LookupAcceptance:
         right = self._right[kind][at] + self._PRIOR * self._prior[kind][at]
         return right / (self._seen[kind][at] + self._PRIOR)
 
+    @classmethod
+    def kind(cls, place: int, shared: int) -> int:
+        """Which count a match's token has, where the head drafted its first `shared` tokens too."""
+        return cls.SHARED if place < shared else cls.NEW if place == shared else cls.BEHIND_NEW
+
     def observe(self, match: Match, shared: int | None, settled: Sequence[int]) -> None:
         """Learn from the tokens that a round settled, up to the match's first wrong token. Which of the match's tokens
         were in the tree does not matter.
@@ -133,7 +143,7 @@ class LookupAcceptance:
         for place, (looked_up, true) in enumerate(zip(match.tokens, settled, strict=False)):
             kinds = [self.ALL]
             if shared is not None:
-                kinds.append(self.SHARED if place < shared else self.NEW)
+                kinds.append(self.kind(place, shared))
             at = min(match.length + place, _MOST_COMPARED)
             for kind in kinds:
                 self._seen[kind][at] = self._seen[kind][at] * self._DECAY + 1.0
@@ -183,22 +193,26 @@ def with_match(
 
     drafted: whether the head drafted `tree`. nodes: the most in all. Nothing follows a token of `stop_ids`.
     """
-    new = acceptance.NEW if drafted else acceptance.ALL
     shared = shared_tokens(tree, match)
-    if acceptance.chance(new, match.length + shared) < _LEAST_CHANCE:
+
+    def chance(place: int) -> float:
+        kind = acceptance.kind(place, shared) if drafted else acceptance.ALL
+        return acceptance.chance(kind, match.length + place)
+
+    if chance(shared) < _LEAST_CHANCE:
         return tree
     chances = worth.chances(tree)
     tokens = sum(chances)
     row, reach = 0, 1.0
     for place, token in enumerate(match.tokens[:shared]):
         row = tree.children[row][token]
-        reach *= acceptance.chance(acceptance.SHARED, match.length + place)
+        reach *= chance(place)
         tokens += reach - chances[row]
     rows = len(tree)
     reaches: list[float] = []
     plans = [(tokens, worth.seconds + costs.verify(rows))]  # tokens and seconds with 0, 1, ... looked-up rows
     for place, token in enumerate(match.tokens[shared : shared + nodes - tree.num_nodes], start=shared):
-        reach *= acceptance.chance(new, match.length + place)
+        reach *= chance(place)
         if reach < _LEAST_REACH:
             break
         reaches.append(reach)
