@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 from treeeagle_edge.drafting.acceptance import Acceptance
 from treeeagle_edge.drafting.costs import CostModel, CostTable
@@ -14,10 +15,20 @@ from treeeagle_edge.tree import DraftTree
 _JUDGE_AFTER = 12  # tree rounds before a verdict
 _FORGET = 0.92  # weight of the rounds before the newest one, in a verdict
 _FORGET_RATE = 0.98  # and in the going rate, which several answers share
+# Rounds are learnt from so many at a time: Python code that did not run since the last pass is several times as slow.
+_ROUNDS_A_LESSON = 4
 # plain rounds; doubles while probing finds that drafting still does not pay
 _SHORT_PAUSE, _LONG_PAUSE = 24, 384
 # what a draft is thought to gain where a looked-up token is wrong, and the levels it takes for that
 _TOKENS_OF_A_DRAFT, _LEVELS_OF_A_DRAFT = 2.0, 2
+
+
+class _Seen(NamedTuple):
+    """A round that is still to be learnt from."""
+
+    round_: Round
+    levels: int | None  # that the head scored; None where it did not draft
+    match: Match | None  # what the text suggested
 
 
 class Controller:
@@ -32,6 +43,7 @@ class Controller:
         self._judged = 0  # tree rounds since the last pause
         self._pause = 0  # plain rounds still to go
         self._next_pause = _SHORT_PAUSE
+        self._unlearnt: list[_Seen] = []
         self._growth: AdaptiveGrowth | None = None  # of the last round, and what it was made for
         self._grows: tuple[TreeShape, Collection[int]] | None = None
 
@@ -63,7 +75,7 @@ class Controller:
             self._grows = (bounds, stop_ids)
             self._growth = AdaptiveGrowth(bounds, self.costs, self.acceptance, self.rate, stop_ids)
         else:
-            self._growth.begin(self.rate)
+            self._growth.begin()
         return self._growth
 
     def with_match(
@@ -91,20 +103,30 @@ class Controller:
         )
 
     def observe(self, round_: Round, growth: Growth | None, match: Match | None = None) -> None:
-        """Learn from a round.
+        """Learn from a round, now or with some of the next ones.
 
         growth: what sized the head's tree; None where it did not draft. match: what the text suggested.
         """
-        self.costs.observe(round_, growth.levels if growth else 0)
+        self._unlearnt.append(_Seen(round_, growth.levels if growth else None, match))
+        if len(self._unlearnt) < _ROUNDS_A_LESSON and not self.paused:
+            return
+        for seen in self._unlearnt:
+            self._learn(*seen)
+        self._unlearnt.clear()
+        if self._growth is not None:
+            self._growth.weigh(self.rate)
+
+    def _learn(self, round_: Round, levels: int | None, match: Match | None) -> None:
+        self.costs.observe(round_, levels or 0)
         if match is not None and round_.tree is not None:
-            self._learn_match(match, round_, round_.tree, drafted=growth is not None)
+            self._learn_match(match, round_, round_.tree, drafted=levels is not None)
         tokens, seconds = round_.accepted + 1, round_.draft_s + round_.verify_s + round_.sample_s
-        if growth is not None or round_.drafted:
+        if levels is not None or round_.drafted:
             self._earned, self._spent = (
                 _FORGET_RATE * self._earned + tokens,
                 _FORGET_RATE * self._spent + seconds,
             )
-        if growth is None:
+        if levels is None:
             self._pause = max(0, self._pause - 1)
             return
         if round_.tree is not None:

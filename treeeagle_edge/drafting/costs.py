@@ -105,15 +105,17 @@ class CostModel:
         levels = range(1, _LEVELS + 1)
         self._draft = Curve(levels, [table.extend + (count - 1) * table.step for count in levels])
         self._sample = 0.0  # seconds a round
+        self._by_rows: list[float] = []  # of verify passes, until a round is learnt from
 
     def verify(self, rows: int) -> float:
         """Seconds to check `rows` rows and walk through them."""
         return self._verify.at(rows) + self._sample
 
     def verify_by_rows(self, most: int) -> list[float]:
-        """`verify` of 0 (which costs nothing), 1, ..., `most` rows, to be looked up often while a tree is sized."""
-        sample = self._sample
-        return [0.0, *(seconds + sample for seconds in self._verify.up_to(most))]
+        """`verify` of 0 (which costs nothing), 1, ..., `most` rows or more: asked often while a tree is sized."""
+        if len(self._by_rows) <= most:
+            self._by_rows = [0.0, *(seconds + self._sample for seconds in self._verify.up_to(most))]
+        return self._by_rows
 
     def draft(self, levels: int) -> float:
         """Seconds to draft `levels` levels: the first one comes with the true features."""
@@ -125,6 +127,7 @@ class CostModel:
 
     def observe(self, round_: Round, levels: int) -> None:
         """Learn from what a round took. `levels`: how many the head scored in it, 0 where nothing was drafted."""
+        self._by_rows = []
         self._verify.observe(round_.drafted + 1, round_.verify_s)
         self._sample += _LEARN * (round_.sample_s - self._sample)
         if levels:

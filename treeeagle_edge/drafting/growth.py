@@ -15,7 +15,6 @@ from treeeagle_edge.drafting.growth_rule import GrowthRule, Worth
 from treeeagle_edge.rounds import TreeShape
 
 _SCORE = attrgetter("score")
-_TREES_A_LOOK = 4  # costs are asked for once in so many trees
 
 
 @dataclass(eq=False, slots=True)
@@ -123,22 +122,21 @@ class AdaptiveGrowth:
         self._verify = array("d", [0.0] * (bounds.nodes + 3))
         worth = Worth(self._verify, self._draft, self._continues, acceptance.calibration, acceptance.least)
         self.rule = GrowthRule(bounds.depth, bounds.branching, bounds.nodes, array("q", stop_ids), worth)
-        self._trees = 0
-        self.begin(rate)
-
-    def begin(self, rate: float) -> None:
-        """Begin the next tree, with costs and chances of now or of a few trees ago, since they move slowly.
-
-        Arrays keep their place, which native code knows.
-        """
-        acceptance, costs = self._acceptance, self._costs
         self.levels = 0
-        self._trees += 1
-        if self._trees % _TREES_A_LOOK != 1:
-            return
+        self.weigh(rate)
+
+    def begin(self) -> None:
+        """Begin the next tree."""
+        self.levels = 0
+
+    def weigh(self, rate: float) -> None:
+        """Take over what costs and chances are now. Arrays keep their place, which native code knows."""
+        acceptance, costs = self._acceptance, self._costs
         # costs in tokens: seconds times rate
         self._draft[:] = array("d", [rate * seconds for seconds in costs.draft_by_levels(self.depth)])
-        self._verify[:] = array("d", [rate * seconds for seconds in costs.verify_by_rows(self._nodes + 2)])
+        self._verify[:] = array(
+            "d", [rate * seconds for seconds in costs.verify_by_rows(self._nodes + 2)[: self._nodes + 3]]
+        )
         self._continues[:] = array("d", [acceptance.continues(depth) for depth in range(self.depth + 1)])
 
     def score(self, parent: Candidate | None, log_prob: float) -> float:

@@ -210,14 +210,15 @@ def with_match(
         tokens += reach - chances[row]
     rows = len(tree)
     reaches: list[float] = []
-    plans = [(tokens, worth.seconds + costs.verify(rows))]  # tokens and seconds with 0, 1, ... looked-up rows
+    verify = costs.verify_by_rows(nodes + 1)
+    plans = [(tokens, worth.seconds + verify[rows])]  # tokens and seconds with 0, 1, ... looked-up rows
     for place, token in enumerate(match.tokens[shared : shared + nodes - tree.num_nodes], start=shared):
         reach *= chance(place)
         if reach < _LEAST_REACH:
             break
         reaches.append(reach)
         tokens += reach
-        plans.append((tokens, worth.seconds + costs.verify(rows + len(reaches))))
+        plans.append((tokens, worth.seconds + verify[rows + len(reaches)]))
         if token in stop_ids:
             break
     rate = max(worth.rate, *(gained / spent for gained, spent in plans))
