@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from treeeagle_edge.cli.console import EXIT_INTERRUPT, EXIT_OK, print_error, say
 from treeeagle_edge.cli.conversation import Conversation
 from treeeagle_edge.cli.interrupt import LeaveNow, StopReading
@@ -18,6 +20,7 @@ def run_repl(conversation: Conversation, source: LineInput) -> int:
     """Chat until the person leaves. Returns the exit code: 0, or 130 after Ctrl-C twice within a second."""
     conversation.show_header()
     say(WELCOME, wrap=True)
+    gc.freeze()  # what was loaded stays: looking through it would now and then hold an answer up for 30 ms
     hinted = False
     while True:
         try:

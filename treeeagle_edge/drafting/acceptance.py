@@ -9,6 +9,7 @@ from treeeagle_edge.drafting.online_line import OnlineLine
 from treeeagle_edge.tree import DraftTree
 
 _LEAST = 1e-4  # a chance is that far from 0 and from 1
+_LEAST_ODDS = math.log(_LEAST)
 _DOUBT = (0.2, 0.0, 0.02)  # variances at the start: shift and slope may be off by some 0.5 and 0.15
 _KEEP = 0.995  # half of what a node taught is forgotten in some 140 later ones
 _LEAST_SLOPE = 0.1  # a node of more probability never has less of a chance
@@ -37,8 +38,7 @@ class Acceptance:
 
     def chance(self, log_prob: float) -> float:
         """Probability that a node is walked once its parent is, given the head's log-probability for it."""
-        odds = max(self._line.at(_log_odds(log_prob)), math.log(_LEAST))
-        return 1.0 / (1.0 + math.exp(-odds))
+        return self._chance_at(_log_odds(log_prob))
 
     def chances(self, tree: DraftTree) -> list[float]:
         """[N] of each row of a tree that the head drafted, that it is walked; the root always is."""
@@ -61,13 +61,16 @@ class Acceptance:
         parents = tree.parents[: tree.head_rows]
         for row, parent in enumerate(parents):
             if parent in path:
-                log_prob = tree.log_probs[row] - tree.log_probs[parent]
-                chance = self.chance(log_prob)
-                self._line.learn(_log_odds(log_prob), (row in path) - chance, chance * (1.0 - chance))
+                odds = _log_odds(tree.log_probs[row] - tree.log_probs[parent])
+                chance = self._chance_at(odds)
+                self._line.learn(odds, (row in path) - chance, chance * (1.0 - chance))
         for depth, row in enumerate(walked, start=1):
             if row in parents:
                 self._reached[depth] = self._reached.get(depth, 0.0) * _DECAY + 1.0
                 self._went_on[depth] = self._went_on.get(depth, 0.0) * _DECAY + (depth < len(walked))
+
+    def _chance_at(self, odds: float) -> float:
+        return 1.0 / (1.0 + math.exp(-max(self._line.at(odds), _LEAST_ODDS)))
 
 
 def _log_odds(log_prob: float) -> float:

@@ -16,7 +16,7 @@ _JUDGE_AFTER = 12  # tree rounds before a verdict
 _FORGET = 0.92  # weight of the rounds before the newest one, in a verdict
 _FORGET_RATE = 0.98  # and in the going rate, which several answers share
 # Rounds are learnt from so many at a time: Python code that did not run since the last pass is several times as slow.
-_ROUNDS_A_LESSON = 4
+_ROUNDS_A_LESSON = 8
 # plain rounds; doubles while probing finds that drafting still does not pay
 _SHORT_PAUSE, _LONG_PAUSE = 24, 384
 # what a draft is thought to gain where a looked-up token is wrong, and the levels it takes for that
