@@ -38,7 +38,8 @@ def two_rows() -> Pass:
 
 
 def run(model: Model, job: Pass, wanted: Wanted) -> None:
-    check(library().te_forward(model.handle, byref(job), byref(store().struct), byref(wanted)))
+    at = store()  # lives as long as the call
+    check(library().te_forward(model.handle, byref(job), byref(at.struct), byref(wanted)))
 
 
 def test_misaligned_memory_is_refused() -> None:
