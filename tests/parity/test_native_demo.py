@@ -94,11 +94,14 @@ def test_a_round_crosses_into_native_code_once_to_draft_and_once_to_verify(
         watch(name)
     rounds = runtime.engine.generate(prompts[0], SamplingParams(max_tokens=40), tree=TreeShape(5, 4, 12))
     assert next(rounds).kind == "prefill"
+    trees = 0
     calls.clear()
     for item in rounds:
         if item.kind == "tree":
             assert calls == ["te_draft_tree", "te_forward"]
+            trees += 1
         calls.clear()
+    assert trees > 3
 
 
 def test_a_prompt_gives_the_same_bits_in_pieces_of_any_size(
