@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # The matrices of a decoder layer, by the names Hugging Face's Llama gives them.
 LINEARS = (
@@ -63,6 +63,9 @@ class ModelConfig:
     residual_scale: float = 1.0  # MiniCPM scale_depth / sqrt(num_layers)
     logit_scale: float = 1.0  # MiniCPM dim_model_base / hidden_size: multiplies the normalised hidden state
     stored: StoredWidth | None = None  # None: the weights do not come quantised
+    # bits of the blocks that most of a GGUF file's layers are stored in, where native kernels have such blocks; of the
+    # file rather than the model, hence not compared
+    block_bits: int | None = field(default=None, compare=False)
     rotation: str | None = None  # the config entry that says that hidden states are rotated; None: none does
 
     @property

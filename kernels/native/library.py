@@ -94,7 +94,7 @@ def library() -> ctypes.CDLL:
 def check(code: int) -> None:
     """Turn the return value of a native call into an exception."""
     if code != 0:
-        raise NativeError(library().te_error().decode())
+        raise NativeError(library().te_error().decode(errors="replace"))
 
 
 def available_isas() -> tuple[str, ...]:

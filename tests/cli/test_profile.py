@@ -133,7 +133,7 @@ def test_transcript_of_a_cpu_with_native_kernels(machine, capsys, tmp_path):
               embedding, lm_head       0.03 GB   49,152 tokens
               head (4-bit blocks)      0.01 GB   10,240 draft tokens
               KV, 4,240 slots          0.10 GB   context 4,096 and a tree of 15 nodes
-              workspace                0.03 GB   chunks of 256 rows
+              workspace                0.04 GB   chunks of 256 rows
               reserve                  0.80 GB   the program and the desktop
               total                   1.0 of 28.0 GB, fits; the longest context that fits is 8,192, all the model has
         speed ceiling 413 tok/s plain at 40 GB/s (assumed, not measured); expect 231-360 plain, 153-397 with the tree

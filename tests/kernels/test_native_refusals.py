@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import addressof, byref, c_double, c_int64, c_void_p
+from ctypes import addressof, byref, c_double, c_int64
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from treeeagle_edge.kernels.native.head import TreeRoom
 from treeeagle_edge.kernels.native.library import NativeError, available_isas, check, library
 from treeeagle_edge.kernels.native.model import Model
 from treeeagle_edge.kernels.native.reading import Store, View
-from treeeagle_edge.kernels.native.structs import Growth, ModelConfig, TreeInput, Wanted
+from treeeagle_edge.kernels.native.structs import Growth, ModelConfig, TreeInput
 from treeeagle_edge.kernels.native.team import Team
 
 pytestmark = needs_native
@@ -78,6 +78,12 @@ def test_unknown_instruction_set_names_those_there() -> None:
         Team(1, "sse9")
 
 
+def test_a_long_name_that_is_cut_within_a_letter_is_refused() -> None:
+    for name in ("ä" * 300, "xä" * 300):
+        with pytest.raises(NativeError, match="instruction set"):
+            Team(1, name)
+
+
 @pytest.mark.parametrize("threads", [0, -1, 1000])
 def test_thread_count(threads: int) -> None:
     with pytest.raises(NativeError, match=r"threads is .*, outside 1\.\.256"):
@@ -121,33 +127,6 @@ def test_an_unfinished_model_is_refused() -> None:
         model.ready()
     with pytest.raises(NativeError, match="not ready"):
         run(model)
-
-
-def test_misaligned_memory_is_refused() -> None:
-    model = toy(available_isas()[0]).model
-    raw = np.zeros(33, np.uint8)
-    ids = raw[1:17].view(np.int64) if raw.ctypes.data % 8 == 0 else raw[:16].view(np.int64)
-    with pytest.raises(NativeError, match="aligned"):
-        run(model, ids=ids)
-
-
-@pytest.mark.parametrize("missing", ["ids", "positions", "slots", "keys", "values"])
-def test_null_pointers_are_refused(missing: str) -> None:
-    model, at = toy(available_isas()[0]).model, store()
-    job = View(GOOD["prefix"], GOOD["tree"]).pass_of(2, GOOD["ids"], GOOD["positions"], GOOD["slots"])
-    setattr(at.struct if missing in ("keys", "values") else job, missing, None)
-    with pytest.raises(NativeError, match=f"{missing} is null"):
-        check(library().te_forward(model.handle, byref(job), byref(at.struct), byref(Wanted())))
-
-
-def test_handles_and_configurations_that_are_null_are_refused() -> None:
-    lib, out = library(), c_void_p()
-    with pytest.raises(NativeError, match="null"):
-        check(lib.te_forward(None, None, None, None))
-    with pytest.raises(NativeError, match="null"):
-        check(lib.te_model_create(Team(1).handle, None, byref(out)))
-    with pytest.raises(NativeError, match="null"):
-        check(lib.te_head_create(None, None, byref(out)))
 
 
 @pytest.mark.parametrize(

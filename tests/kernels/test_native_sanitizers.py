@@ -11,7 +11,7 @@ import pytest
 
 from treeeagle_edge.kernels.native import build, loader
 
-SUBJECTS = ("matmul", "attention", "decoder", "screen", "head", "tree", "draw", "refusals")
+SUBJECTS = ("matmul", "attention", "decoder", "screen", "head", "tree", "draw", "refusals", "pointers")
 READS_BEYOND = """
 import numpy as np
 from treeeagle_edge.kernels.native.library import library

@@ -11,6 +11,7 @@ from target_passes import in_pieces
 
 from treeeagle_edge.bench.prompts import builtin_prompts
 from treeeagle_edge.checkpoint.opening import open_checkpoint
+from treeeagle_edge.kernels.native.library import library
 from treeeagle_edge.kernels.native.loader import problem
 from treeeagle_edge.model.target import Target, load_target
 from treeeagle_edge.rounds import TreeShape
@@ -78,6 +79,29 @@ def test_a_greedy_answer_asks_for_no_logits(
         texts.append([answer(runtime, prompt, params, reuse_prefix=False) for prompt in prompts[:3]])
         assert {logits is None for logits in given} == {not params.logit_bias}
     assert texts[0] == texts[1]
+
+
+def test_a_round_crosses_into_native_code_once_to_draft_and_once_to_verify(
+    runtime: Runtime, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def watch(name: str) -> None:
+        own = getattr(library(), name)
+        monkeypatch.setattr(library(), name, lambda *given: (calls.append(name), own(*given))[1])
+
+    for name in ("te_forward", "te_draft", "te_draft_tree", "te_draw"):
+        watch(name)
+    rounds = runtime.engine.generate(prompts[0], SamplingParams(max_tokens=40), tree=TreeShape(5, 4, 12))
+    assert next(rounds).kind == "prefill"
+    trees = 0
+    calls.clear()
+    for item in rounds:
+        if item.kind == "tree":
+            assert calls == ["te_draft_tree", "te_forward"]
+            trees += 1
+        calls.clear()
+    assert trees > 3
 
 
 def test_a_prompt_gives_the_same_bits_in_pieces_of_any_size(

@@ -212,9 +212,16 @@ def test_tables_are_cached_and_damage_is_ignored(tmp_path: Path) -> None:
     assert load_table(path) is None
     save_table(path, FLAT)
     assert load_table(path) == FLAT
-    for damage in ("", "{}", '{"rows": [1], "verify": [], "extend": 1, "step": 1}', '{"rows": 3}'):
+    damaged = ["", "{}", "[]", '{"rows": 3}']
+    for rows, verify, step in (
+        ("[1]", "[]", 1), ("[]", "[]", 1), ("[0]", "[1]", 1), ("[8, 1]", "[1, 2]", 1), ("[1, 1]", "[1, 2]", 1),
+        ('"1"', "[1]", 1), ("[1]", '"1"', 1), ("[1]", "[NaN]", 1), ("[1, 2]", "[1, NaN]", 1), ("[1]", "[0]", 1),
+        ("[1]", "[1]", -1), ("[1]", "[1]", "Infinity"),
+    ):  # fmt: skip
+        damaged.append(f'{{"rows": {rows}, "verify": {verify}, "extend": 1, "step": {step}}}')
+    for damage in damaged:
         path.write_text(damage)
-        assert load_table(path) is None
+        assert load_table(path) is None, damage
     save_table(Path("/proc/nowhere/table.json"), FLAT)  # cannot be written: no error
 
 

@@ -13,6 +13,7 @@ from treeeagle_edge.hardware.detection import Hardware
 from treeeagle_edge.hardware.nvidia import Gpu
 from treeeagle_edge.kernels.native import loader
 from treeeagle_edge.limits import MAX_EXPANSIONS, PREFILL_CHUNK
+from treeeagle_edge.planning import native_bytes
 from treeeagle_edge.planning.known_models import KNOWN_MODELS
 from treeeagle_edge.planning.memory_plan import MemoryPlan, plan_memory
 from treeeagle_edge.planning.memory_profile import load_profile
@@ -77,6 +78,16 @@ def test_more_threads_need_more_scratch():
         for threads in (2, 64)
     )  # fmt: skip
     assert 62 * 100_000 < many - few < 62 * 1_000_000
+
+
+def test_more_slots_need_room_for_what_their_chunks_leave():
+    """Each of 16 rows and of all heads leaves 80 floats for every 128 slots, in the target's pass and in the head's."""
+    few, many = (
+        native_bytes.workspace_bytes(DEMO.config, DEMO.head, rows=64, slots=slots, expanded=24, threads=2)
+        for slots in (1024, 8192)
+    )
+    heads, lists = DEMO.config.num_heads + DEMO.head.num_heads, 2 * 7168 * 8
+    assert many - few == 56 * 16 * heads * 80 * 4 + lists
 
 
 def test_a_cpu_run_has_native_kernels_and_four_bits():

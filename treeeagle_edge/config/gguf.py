@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,12 @@ from treeeagle_edge.config.rope import longest_position, longrope_scale, yarn_sc
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.gguf_file import GGUFFile
 from treeeagle_edge.model_config import ModelConfig, RopeConfig
+
+_BLOCK_BITS = {
+    GGMLQuantizationType.Q8_0: 8,
+    GGMLQuantizationType.Q4_0: 4,
+    GGMLQuantizationType.Q4_1: 4,
+}
 
 
 def gguf_model_config(file: GGUFFile) -> ModelConfig:
@@ -62,9 +69,19 @@ def _model_config(file: GGUFFile) -> ModelConfig:
         output_bias="blk.0.attn_output.bias" in file.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
         stored=None,
+        block_bits=_block_bits(file),
         rotation=None,
         **scales,
     )
+
+
+def _block_bits(file: GGUFFile) -> int | None:
+    """See `ModelConfig.block_bits`; None where most weights are stored in other ways."""
+    counts: Counter[int | None] = Counter()
+    for tensor in file.tensors.values():
+        if tensor.name.startswith("blk.") and len(tensor.shape) == 2:
+            counts[_BLOCK_BITS.get(tensor.quant)] += math.prod(tensor.shape)
+    return counts.most_common(1)[0][0] if counts else None
 
 
 def _size(file: GGUFFile, key: str) -> int:

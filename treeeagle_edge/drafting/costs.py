@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -139,13 +140,17 @@ def load_table(path: Path) -> CostTable | None:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         table = CostTable(tuple(raw["rows"]), tuple(raw["verify"]), float(raw["extend"]), float(raw["step"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        costs = (*table.verify, table.extend, table.step)
+        whole = (
+            len(table.rows) == len(table.verify)
+            and table.rows == tuple(sorted({*map(int, table.rows)}))
+            and table.rows[0] == 1
+            and all(map(math.isfinite, costs))
+            and min(table.verify) > 0
+            and min(table.extend, table.step) >= 0
+        )
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
         return None
-    whole = (
-        len(table.rows) == len(table.verify) > 0
-        and min(table.verify) > 0
-        and min(table.extend, table.step) >= 0
-    )
     return table if whole else None
 
 

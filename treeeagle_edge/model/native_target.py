@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from ctypes import addressof, c_int32, c_int64, sizeof
 
 import numpy as np
@@ -205,7 +206,7 @@ def load_native_target(
 
     8: every matrix in blocks of 32 int8 with a scale (Q8_0). 4: blocks of 32 with scale and minimum (Q4_1) for the
     layers, 8-bit for embedding and lm_head. GGUF matrices that are stored in the format asked for load as they are,
-    equal bit for bit to the file's values.
+    equal bit for bit to the file's values; at 4 bits so do an embedding and an lm_head of 4-bit blocks.
     """
     config = checkpoint.config
     table = RotaryTable(config.rope, config.head_dim, context, torch.device("cpu"))
@@ -220,14 +221,15 @@ def load_native_target(
     )  # fmt: skip
     model.rope(table.cos.numpy(), table.sin.numpy())
     reader = TensorReader(checkpoint)
-    _load_matrix(model, reader, "embedding", "model.embed_tokens.weight", 8, 0)
+    tables = {**_STORED[8], **_STORED[bits]}
+    _load_matrix(model, reader, "embedding", "model.embed_tokens.weight", 8, tables)
     if not config.tie_word_embeddings:
-        _load_matrix(model, reader, "lm_head", "lm_head.weight", 8, 0)
+        _load_matrix(model, reader, "lm_head", "lm_head.weight", 8, tables)
     model.vector("final_norm", _float32(reader, "model.norm.weight"))
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
         for name, module in _MATRICES.items():
-            _load_matrix(model, reader, name, f"{prefix}{module}.weight", bits, layer)
+            _load_matrix(model, reader, name, f"{prefix}{module}.weight", bits, _STORED[bits], layer)
         vectors = {"attention_norm": "input_layernorm.weight", "mlp_norm": "post_attention_layernorm.weight"}
         if config.attention_bias:
             vectors |= {f"{p}_bias": f"self_attn.{p}_proj.bias" for p in "qkv"}
@@ -241,9 +243,18 @@ def load_native_target(
     return NativeTarget(model, checkpoint, bits=bits, context=context)
 
 
-def _load_matrix(model: Model, reader: TensorReader, name: str, tensor: str, bits: int, layer: int) -> None:
+def _load_matrix(
+    model: Model,
+    reader: TensorReader,
+    name: str,
+    tensor: str,
+    bits: int,
+    kept: Mapping[str, str],
+    layer: int = 0,
+) -> None:
+    """`kept`: GGUF types that load as they are, and what native code calls them."""
     raw = reader.raw(tensor)
-    stored = _STORED[bits].get(raw[0]) if raw is not None else None
+    stored = kept.get(raw[0]) if raw is not None else None
     if raw is not None and stored is not None:
         model.matrix(name, stored, np.ascontiguousarray(raw[1]), layer)
     else:

@@ -21,6 +21,7 @@ _PEAK = 16  # bytes: a logit and its token
 _ROWS_SCREENED = 12  # rows of a pass, at most, whose best tokens are looked for in the first plane alone
 _ROWS_TOGETHER = 16  # query rows that a thread attends for at once
 _KEYS_TOGETHER = 64  # positions whose keys and values it prepares at once
+_CHUNK = 128  # positions whose softmax begins anew
 _PART_TAIL = 16  # floats that a chunk leaves of a query beside its weighted sum
 _CANDIDATE = 32 + 4  # a scored node, and its place in the order
 # features of a chunk: the buffer, its copy, the copy joined with the row carried over, and those of the chunk before
@@ -71,7 +72,7 @@ def workspace_bytes(
     buffer is [rows, vocabulary], but only the rows that are scored are ever touched.
     """
     widest = max(model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
-    total = _pass_bytes(model, widest, rows, threads)
+    total = _pass_bytes(model, widest, rows, threads, slots)
     total += rows * model.hidden_size * 4  # hidden states of each scored row,
     total += rows * (8 + 4 + threads * _PEAK)  # the likeliest token, its logit, and what each thread found
     # bounds of what a tile of logits holds for a row
@@ -81,16 +82,20 @@ def workspace_bytes(
         return total
     features = head.num_taps * head.target_hidden_size
     widest = max(2 * head.hidden_size, head.intermediate_size, features, head.num_heads * head.head_dim)
-    total += _pass_bytes(head, widest, rows, threads) + MAX_BRANCHING * head.draft_vocab_size * 4
+    total += _pass_bytes(head, widest, rows, threads, slots) + MAX_BRANCHING * head.draft_vocab_size * 4
     total += (1 + expanded) * MAX_BRANCHING * _CANDIDATE
     return total + rows * (_LIVE_FEATURES * features + 3 * head.hidden_size) * 4
 
 
-def _pass_bytes(shape: ModelConfig | HeadConfig, widest: int, rows: int, threads: int) -> int:
-    """One model's workspace: residual stream, projections, activations twice, reading lists, each thread's own."""
+def _pass_bytes(shape: ModelConfig | HeadConfig, widest: int, rows: int, threads: int, slots: int) -> int:
+    """One model's workspace: residual stream, projections, activations twice, reading lists, what chunks of attention
+    leave when every slot is read, each thread's own.
+    """
     projected = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     activations = 2 * rows * (widest + widest // BLOCK * _BLOCK_INFO)
     shared = rows * (shape.hidden_size + projected) * 4 + activations + (rows + 1) * rows * 4
+    chunks = -(-slots // _CHUNK) * min(rows, _ROWS_TOGETHER)
+    shared += chunks * shape.num_heads * (shape.head_dim + _PART_TAIL) * 4
     own = widest * 4 + rows * 2 * BLOCK * 4 + _attention_bytes(shape)
     return shared + threads * own
 

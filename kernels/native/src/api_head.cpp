@@ -12,6 +12,7 @@ int te_head_create(te_model* target, const te_head_config* c, te_head** out) {
     need(c, "config");
     need(out, "out");
     HeadConfig config;
+    need_between(c->hidden, kBlock, 1 << 20, "hidden");  // before it is doubled
     config.layer =
         checked_shape(c->hidden, 2 * c->hidden, c->intermediate, c->heads, c->kv_heads, c->head_dim, c->eps, 1.0f);
     need_between(c->feature_width, kBlock, 1 << 20, "feature_width");
@@ -125,6 +126,7 @@ int te_draft(te_head* head, const te_pass* pass, const te_kv* kv, const te_head_
              static_cast<long long>(pass->rows));
     }
     need(w, "wanted");
+    need_aligned(w->hidden, "hidden");
     need_between(w->scored_count, 0, h.config.max_scored, "scored_count");
     if (w->scored_count > 0) {
       need(w->scored_rows, "scored_rows");

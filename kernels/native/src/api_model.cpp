@@ -113,6 +113,7 @@ int te_model_embed(const te_model* model, const int64_t* ids, int64_t count, flo
     need(ids, "ids");
     need(out, "out");
     if (!model->ready) refuse("the model is not ready");
+    need_between(count, 0, INT32_MAX, "count");
     need_range(ids, count, model->model.config.vocabulary, "ids");
     for (int64_t i = 0; i < count; ++i) model->model.embed(ids[i], out + i * model->model.config.layer.hidden);
   });
@@ -129,6 +130,10 @@ int te_forward(te_model* model, const te_pass* pass, const te_kv* kv, const te_w
     need_between(w->logit_count, 0, m.config.max_rows, "logit_count");
     if (w->logit_count > 0) need(w->logit_rows, "logit_rows");
     need_range(w->logit_rows, w->logit_count, pass->rows, "logit_rows");
+    need_aligned(w->logits, "logits");
+    need_aligned(w->best, "best");
+    need_aligned(w->peaks, "peaks");
+    need_aligned(w->hidden, "hidden");
     if (w->peaks && !w->best) refuse("`peaks` needs `best`");
     need_between(w->tap_count, 0, 64, "tap_count");
     if (w->tap_count > 0) {

@@ -44,7 +44,7 @@ int te_matmul(te_team* team, int32_t format, int32_t source, const void* data, i
     Matrix matrix;
     fill_matrix(team->team, matrix, format, source, data, bytes, n, k);
     LayerShape shape = checked_shape(kBlock, kBlock, kBlock, 1, 1, kBlock, 0.0f, 1.0f);
-    Workspace space(shape, team->kernels, team->team.size(), rows, k);
+    Workspace space(shape, team->kernels, team->team.size(), rows, k, 0);
     team->team.run(Product(team->kernels, space, matrix.weight, x, y, rows));
   });
 }
@@ -58,9 +58,10 @@ int te_attention(te_team* team, const float* query, int64_t heads, int64_t kv_he
     need(pass, "pass");
     LayerShape shape = checked_shape(kBlock, kBlock, kBlock, heads, kv_heads, head_dim, 0.0f, 1.0f);
     need_between(pass->rows, 1, 4096, "rows");
+    need_between(pass->tree_count, 0, 4096, "tree_count");
     const std::lock_guard<std::mutex> lock(team->busy);
     const int64_t most = std::max(pass->rows, pass->tree_count);
-    Workspace space(shape, team->kernels, team->team.size(), most, shape.query_width());
+    Workspace space(shape, team->kernels, team->team.size(), most, shape.query_width(), 0);
     const Pass ours = checked_pass(pass, kv, space, 0, 0);
     const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
     for (int64_t r = 0; r < pass->rows; ++r)

@@ -158,6 +158,7 @@ int64_t layer_bytes(const LayerWeights& layer) {
 
 // The caller's own lists, after a look at every entry that will be read.
 ReadingLists checked_lists(const te_pass* pass, int64_t slots) {
+  need(pass->own, "own");
   need(pass->own_counts, "own_counts");
   need_between(pass->own_stride, 1, INT32_MAX, "own_stride");
   for (int64_t m = 0; m < pass->rows; ++m) {

@@ -58,10 +58,16 @@ int guarded(Body body) {
   }
 }
 
+// For what may be null.
+template <class T>
+void need_aligned(const T* pointer, const char* name) {
+  if (reinterpret_cast<uintptr_t>(pointer) % alignof(T) != 0) refuse("%s is not aligned to %zu bytes", name, alignof(T));
+}
+
 template <class T>
 void need(const T* pointer, const char* name) {
   if (!pointer) refuse("%s is null", name);
-  if (reinterpret_cast<uintptr_t>(pointer) % alignof(T) != 0) refuse("%s is not aligned to %zu bytes", name, alignof(T));
+  need_aligned(pointer, name);
 }
 
 void need_range(const int64_t* values, int64_t count, int64_t end, const char* name);  // all in [0, end)

@@ -37,7 +37,8 @@ Head::Head(const HeadConfig& c, const Model& t)
       target(t),
       target_ids(c.vocabulary),
       space(c.layer, t.kernels, t.team.size(), c.max_rows,
-            std::max({c.layer.input, c.layer.intermediate, c.feature_width, c.layer.query_width()})),
+            std::max({c.layer.input, c.layer.intermediate, c.feature_width, c.layer.query_width()}),
+            c.max_positions),
       logits_(c.max_scored * c.vocabulary) {
   for (int64_t i = 0; i < c.vocabulary; ++i) target_ids.data()[i] = i;
 }

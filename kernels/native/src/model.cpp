@@ -42,7 +42,8 @@ Model::Model(const ModelConfig& c, const Kernels& k, Team& t)
       kernels(k),
       team(t),
       layers(static_cast<size_t>(c.layers)),
-      space(c.layer, k, t.size(), c.max_rows, std::max({c.layer.hidden, c.layer.intermediate, c.layer.query_width()})),
+      space(c.layer, k, t.size(), c.max_rows, std::max({c.layer.hidden, c.layer.intermediate, c.layer.query_width()}),
+            c.max_positions),
       screen_((c.vocabulary + kTile - 1) / kTile, k, t.size()) {
   for (int thread = 0; thread < t.size(); ++thread) peaks_.emplace_back(c.max_rows);
 }

@@ -4,7 +4,14 @@
 
 namespace te {
 
-Workspace::Workspace(const LayerShape& shape, const Kernels& kernels, int threads, int64_t rows, int64_t widest)
+namespace {
+int64_t parts_of(const AttentionShape& shape, int64_t chunks, int64_t rows) {
+  return chunks * rows * shape.heads * shape.part_width();
+}
+}  // namespace
+
+Workspace::Workspace(const LayerShape& shape, const Kernels& kernels, int threads, int64_t rows, int64_t widest,
+                     int64_t positions)
     : max_rows(rows),
       x(rows * shape.hidden),
       qkv(rows * shape.qkv_width()),
@@ -13,7 +20,9 @@ Workspace::Workspace(const LayerShape& shape, const Kernels& kernels, int thread
       quants_other(rows * widest),
       infos_other(rows * widest / kBlock),
       own(rows * rows),
-      own_count(rows) {
+      own_count(rows),
+      parts(parts_of(shape.attention, (positions + kChunk - 1) / kChunk, std::min(rows, kMaxRowsTogether)),
+            Stay::kUntilReplaced) {
   for (int t = 0; t < threads; ++t) {
     row.emplace_back(widest);
     tile.emplace_back(rows * 2 * kBlock);
@@ -47,7 +56,7 @@ ReadingLists list_ancestors(Workspace& space, int64_t rows, const int64_t* prefi
 
 void Workspace::make_room_for_parts(const AttentionShape& shape, const Pass& pass) {
   if (!in_chunks(pass)) return;
-  const int64_t needed = pass.reads.chunks(0, pass.rows) * pass.rows * shape.heads * shape.part_width();
+  const int64_t needed = parts_of(shape, pass.reads.chunks(0, pass.rows), pass.rows);
   if (parts.size() >= needed) return;
   parts = Vector();  // what there was goes first
   parts = Vector(needed + needed / 4, Stay::kUntilReplaced);

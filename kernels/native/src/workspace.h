@@ -26,10 +26,10 @@ constexpr int64_t kMaxRowsTogether = 16;  // query rows that share a prepared bl
 // Few rows leave little to share out between threads, so that the positions they read are cut into chunks.
 inline bool in_chunks(const Pass& pass) { return pass.rows <= kMaxRowsTogether; }
 
-// Memory of a pass, sized once for `max_rows`.
+// Memory of a pass, sized once for `max_rows` that read up to `positions` each.
 struct Workspace {
   Workspace() = default;
-  Workspace(const LayerShape& shape, const Kernels& kernels, int threads, int64_t max_rows, int64_t widest);
+  Workspace(const LayerShape& shape, const Kernels& kernels, int threads, int64_t max_rows, int64_t widest, int64_t positions);
 
   int64_t max_rows = 0;
   Vector x;                      // [rows][hidden] residual stream
@@ -42,9 +42,11 @@ struct Workspace {
   std::vector<Vector> row;       // per thread: [widest] one row
   std::vector<Vector> tile;      // per thread: [rows][64] results of a few tiles
   std::vector<Buffer<char>> attention;  // per thread
-  Vector parts;                  // [chunks][rows][heads][part_width] what chunks of attention leave
+  // [chunks][rows][heads][part_width] what chunks of attention leave. Its pages are the system's, which gives each when
+  // it is first written, so that a long context that nobody uses costs nothing.
+  Vector parts;
 
-  // Grows with the context, so seldom; before the pass, since its threads share it.
+  // For passes that read more positions than were foreseen; before the pass, since its threads share the room.
   void make_room_for_parts(const AttentionShape& shape, const Pass& pass);
 
   Activations first(int64_t rows) { return {quants.data(), infos.data(), rows}; }
