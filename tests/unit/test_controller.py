@@ -15,7 +15,6 @@ from treeeagle_edge.drafting.acceptance import Acceptance
 from treeeagle_edge.drafting.controller import Controller
 from treeeagle_edge.drafting.costs import CostModel, CostTable, Curve, load_table, save_table
 from treeeagle_edge.drafting.growth import AdaptiveGrowth, Candidate
-from treeeagle_edge.engine import calibrate
 from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.rounds import Round, TreeShape, tree_shape
 from treeeagle_edge.sampling_params import SamplingParams
@@ -230,22 +229,6 @@ def test_what_a_busy_machine_took_is_not_cached(tmp_path: Path) -> None:
     assert load_table(tmp_path / "table.json") is None
 
 
-@pytest.mark.parametrize(
-    ("times", "steady"), [((3.0, 1.0, 1.1), True), ((3.0, 1.0, 1.5), False), ((1.0,), False)]
-)
-def test_a_measurement_is_steady_where_its_fastest_times_agree(
-    monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], steady: bool
-) -> None:
-    clock = {rows: iter(times) for rows in range(1, 65)}
-    monkeypatch.setattr(calibrate, "_MOST_TURNS", len(times))
-    monkeypatch.setattr(calibrate, "_verify_seconds", lambda passes, sequence, rows: next(clock[rows]))
-    monkeypatch.setattr(calibrate, "_TIME", 60.0)
-    table = adaptive_engine().costs
-    assert table is not None
-    assert table.steady is steady
-    assert set(table.verify) == {min(times)}
-
-
 def adaptive_engine(costs: CostTable | None = None) -> Engine:
     shape = replace(tree_shape(5, 3, 0), lookup=False)
     target = tiny_target(context=256)
@@ -282,16 +265,6 @@ def test_one_count_alone_says_little_about_others() -> None:
         curve.observe(8, 0.020)
     assert curve.at(8) == pytest.approx(0.020, rel=1e-3)
     assert all(0 < a <= b < 1 for a, b in zip(curve.up_to(31), curve.up_to(32)[1:], strict=True))
-
-
-def test_costs_are_measured_where_none_are_given() -> None:
-    engine = adaptive_engine()
-    table = engine.costs
-    assert table is not None
-    assert table.rows[0] == 1
-    assert table.rows[-1] == 32
-    assert min(*table.verify, table.extend, table.step) > 0
-    assert engine.usage().used_slots == 0
 
 
 @pytest.mark.parametrize("table", [FLAT, STEEP], ids=["flat", "steep"])

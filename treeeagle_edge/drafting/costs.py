@@ -27,13 +27,13 @@ _Line = tuple[int, float, int, float]  # two points, each followed by its weight
 
 @dataclass(frozen=True)
 class CostTable:
-    """Seconds of passes at a short context, measured at the start."""
+    """Seconds of passes at a short context, measured at the start; assumed where that would have taken too long."""
 
     rows: tuple[int, ...]  # ascending, from 1
     verify: tuple[float, ...]  # a target pass of so many rows, logits included
     extend: float  # a head pass over true features; 0 without a head, and so is `step`
     step: float  # a head pass over a drafted level
-    # whether repeated measurements agreed, so that later starts may rely on the table
+    # whether what was measured may be relied on by later starts: measurements agreed, or were long and undisturbed
     steady: bool = True
 
 
