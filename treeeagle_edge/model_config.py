@@ -66,6 +66,8 @@ class ModelConfig:
     # bits of the blocks that most of a GGUF file's layers are stored in, where native kernels have such blocks; of the
     # file rather than the model, hence not compared
     block_bits: int | None = field(default=None, compare=False)
+    # weights of its layers that are in blocks of 8 bits beside 4, or of 4 beside 8, and stay so
+    other_blocks: int = field(default=0, compare=False)
     rotation: str | None = None  # the config entry that says that hidden states are rotated; None: none does
 
     @property

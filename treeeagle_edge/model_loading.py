@@ -110,4 +110,11 @@ def load_planned_target(
     from treeeagle_edge.model.native_target import load_native_target
 
     team = Team(min(threads, MOST_THREADS))
-    return load_native_target(checkpoint, team, bits=plan.bits, context=context, max_rows=max_rows)
+    return load_native_target(
+        checkpoint,
+        team,
+        bits=plan.bits,
+        context=context,
+        max_rows=max_rows,
+        as_stored=plan.model.config.other_blocks > 0,
+    )

@@ -52,6 +52,7 @@ def _model_config(file: GGUFFile) -> ModelConfig:
     longest = longest_position(rope, _size(file, "context_length"))
     window = file.get("attention.sliding_window")
     scales = _minicpm_scales(file, hidden, layers) if family == "minicpm" else {}
+    block_bits, other_blocks = _blocks(file)
     return ModelConfig(
         family=family,
         hidden_size=hidden,
@@ -69,19 +70,21 @@ def _model_config(file: GGUFFile) -> ModelConfig:
         output_bias="blk.0.attn_output.bias" in file.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
         stored=None,
-        block_bits=_block_bits(file),
+        block_bits=block_bits,
+        other_blocks=other_blocks,
         rotation=None,
         **scales,
     )
 
 
-def _block_bits(file: GGUFFile) -> int | None:
-    """See `ModelConfig.block_bits`; None where most weights are stored in other ways."""
+def _blocks(file: GGUFFile) -> tuple[int | None, int]:
+    """See `ModelConfig.block_bits` and `other_blocks`; None and 0 where most weights are stored in other ways."""
     counts: Counter[int | None] = Counter()
     for tensor in file.tensors.values():
         if tensor.name.startswith("blk.") and len(tensor.shape) == 2:
             counts[_BLOCK_BITS.get(tensor.quant)] += math.prod(tensor.shape)
-    return counts.most_common(1)[0][0] if counts else None
+    bits = counts.most_common(1)[0][0] if counts else None
+    return bits, counts[12 - bits] if bits is not None else 0
 
 
 def _size(file: GGUFFile, key: str) -> int:

@@ -107,6 +107,7 @@ def _model_config(config: Mapping[str, Any], path: Path) -> ModelConfig:
         qk_norm=family == "qwen3",
         stored=stored,
         block_bits=None,
+        other_blocks=0,
         rotation=rotation_of(config, path),
         **scales,
     )

@@ -201,12 +201,14 @@ def load_native_target(
     bits: int,
     context: int,
     max_rows: int,
+    as_stored: bool = False,
 ) -> NativeTarget:
     """Load `checkpoint` at `bits` (8 or 4) for passes of up to `max_rows` rows.
 
     8: every matrix in blocks of 32 int8 with a scale (Q8_0). 4: blocks of 32 with scale and minimum (Q4_1) for the
     layers, 8-bit for embedding and lm_head. GGUF matrices that are stored in the format asked for load as they are,
-    equal bit for bit to the file's values; at 4 bits so do an embedding and an lm_head of 4-bit blocks.
+    equal bit for bit to the file's values; at 4 bits so do an embedding and an lm_head of 4-bit blocks. With
+    `as_stored` all matrices in blocks of either width do.
     """
     config = checkpoint.config
     table = RotaryTable(config.rope, config.head_dim, context, torch.device("cpu"))
@@ -222,6 +224,7 @@ def load_native_target(
     model.rope(table.cos.numpy(), table.sin.numpy())
     reader = TensorReader(checkpoint)
     tables = {**_STORED[8], **_STORED[bits]}
+    kept = {**_STORED[8], **_STORED[4]} if as_stored else _STORED[bits]
     _load_matrix(model, reader, "embedding", "model.embed_tokens.weight", 8, tables)
     if not config.tie_word_embeddings:
         _load_matrix(model, reader, "lm_head", "lm_head.weight", 8, tables)
@@ -229,7 +232,7 @@ def load_native_target(
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
         for name, module in _MATRICES.items():
-            _load_matrix(model, reader, name, f"{prefix}{module}.weight", bits, _STORED[bits], layer)
+            _load_matrix(model, reader, name, f"{prefix}{module}.weight", bits, kept, layer)
         vectors = {"attention_norm": "input_layernorm.weight", "mlp_norm": "post_attention_layernorm.weight"}
         if config.attention_bias:
             vectors |= {f"{p}_bias": f"self_attn.{p}_proj.bias" for p in "qkv"}

@@ -35,12 +35,15 @@ def matrix_bytes(rows: int, columns: int, bits: int) -> int:
 
 
 def layers_bytes(model: ModelConfig, bits: int) -> int:
-    """Bytes of all decoder layers and the final norm: matrices at `bits`, norms and biases in fp32."""
+    """Bytes of all decoder layers and the final norm: matrices at `bits`, but for the `other_blocks` of a GGUF file,
+    norms and biases in fp32.
+    """
     h, q, kv = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     matrices = sum(matrix_bytes(*shape, bits) for shape in model.linear_shapes.values())
     vectors = 2 * h + (2 * model.head_dim if model.qk_norm else 0)
     vectors += (q + 2 * kv if model.attention_bias else 0) + (h if model.output_bias else 0)
-    return model.num_layers * (matrices + vectors * 4) + h * 4
+    others = model.other_blocks // BLOCK * (_BLOCK_BYTES[12 - bits] - _BLOCK_BYTES[bits])
+    return model.num_layers * (matrices + vectors * 4) + h * 4 + others
 
 
 def output_bytes(model: ModelConfig) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treeeagle_edge.hardware.detection import Hardware
 from treeeagle_edge.planning.backend import Backend, choose_backend, stored_bits
@@ -83,6 +83,8 @@ def plan_run(
     backend = choose_backend(
         settings.kernels, bits=bits, device=hardware.device, config=model.config, head=model.head
     )
+    if settings.bits is not None or not backend.native:  # all layers get the one width
+        model = replace(model, config=replace(model.config, other_blocks=0))
     chosen = settings.bits is None and hardware.device == "cpu"
     replaced = chosen and (bits == 4 or blocks is not None) and not backend.native
     if replaced:
