@@ -40,6 +40,20 @@ class RopeConfig:
     freq_divisors: tuple[float, ...] | None = None
 
 
+# GGUF's types that native kernels hold as they are, and their bits
+BLOCK_BITS = {"Q8_0": 8, "Q4_0": 4, "Q4_1": 4}
+
+
+@dataclass(frozen=True)
+class StoredBlocks:
+    """The matrices of a GGUF file that are stored in one of `BLOCK_BITS`."""
+
+    layers: tuple[tuple[str, int, int], ...]  # type, rows and columns of those in the layers
+    bits: int | None  # of most of the layers' weights; None where most are stored in other ways
+    embedding: str | None  # its type; None: another one
+    lm_head: str | None  # the embedding's where it is tied
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Shapes and constants of one target, independent of the file format it came from."""
@@ -63,11 +77,8 @@ class ModelConfig:
     residual_scale: float = 1.0  # MiniCPM scale_depth / sqrt(num_layers)
     logit_scale: float = 1.0  # MiniCPM dim_model_base / hidden_size: multiplies the normalised hidden state
     stored: StoredWidth | None = None  # None: the weights do not come quantised
-    # bits of the blocks that most of a GGUF file's layers are stored in, where native kernels have such blocks; of the
-    # file rather than the model, hence not compared
-    block_bits: int | None = field(default=None, compare=False)
-    # weights of its layers that are in blocks of 8 bits beside 4, or of 4 beside 8, and stay so
-    other_blocks: int = field(default=0, compare=False)
+    # what stays as a GGUF file stores it; of the file rather than the model, hence not compared
+    blocks: StoredBlocks | None = field(default=None, compare=False)
     rotation: str | None = None  # the config entry that says that hidden states are rotated; None: none does
 
     @property

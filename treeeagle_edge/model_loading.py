@@ -116,5 +116,5 @@ def load_planned_target(
         bits=plan.bits,
         context=context,
         max_rows=max_rows,
-        as_stored=plan.model.config.other_blocks > 0,
+        as_stored=plan.model.config.blocks is not None,
     )

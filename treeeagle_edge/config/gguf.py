@@ -13,13 +13,7 @@ from treeeagle_edge.config.architectures import MOST_LAYERS, MOST_WIDTH, SUPPORT
 from treeeagle_edge.config.rope import longest_position, longrope_scale, yarn_scale
 from treeeagle_edge.errors import InputError
 from treeeagle_edge.gguf_file import GGUFFile
-from treeeagle_edge.model_config import ModelConfig, RopeConfig
-
-_BLOCK_BITS = {
-    GGMLQuantizationType.Q8_0: 8,
-    GGMLQuantizationType.Q4_0: 4,
-    GGMLQuantizationType.Q4_1: 4,
-}
+from treeeagle_edge.model_config import BLOCK_BITS, ModelConfig, RopeConfig, StoredBlocks
 
 
 def gguf_model_config(file: GGUFFile) -> ModelConfig:
@@ -52,7 +46,6 @@ def _model_config(file: GGUFFile) -> ModelConfig:
     longest = longest_position(rope, _size(file, "context_length"))
     window = file.get("attention.sliding_window")
     scales = _minicpm_scales(file, hidden, layers) if family == "minicpm" else {}
-    block_bits, other_blocks = _blocks(file)
     return ModelConfig(
         family=family,
         hidden_size=hidden,
@@ -70,21 +63,26 @@ def _model_config(file: GGUFFile) -> ModelConfig:
         output_bias="blk.0.attn_output.bias" in file.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
         stored=None,
-        block_bits=block_bits,
-        other_blocks=other_blocks,
+        blocks=_blocks(file),
         rotation=None,
         **scales,
     )
 
 
-def _blocks(file: GGUFFile) -> tuple[int | None, int]:
-    """See `ModelConfig.block_bits` and `other_blocks`; None and 0 where most weights are stored in other ways."""
-    counts: Counter[int | None] = Counter()
-    for tensor in file.tensors.values():
-        if tensor.name.startswith("blk.") and len(tensor.shape) == 2:
-            counts[_BLOCK_BITS.get(tensor.quant)] += math.prod(tensor.shape)
-    bits = counts.most_common(1)[0][0] if counts else None
-    return bits, counts[12 - bits] if bits is not None else 0
+def _blocks(file: GGUFFile) -> StoredBlocks:
+    layers = [t for t in file.tensors.values() if t.name.startswith("blk.") and len(t.shape) == 2]
+    weights: Counter[int | None] = Counter()
+    for tensor in layers:
+        weights[BLOCK_BITS.get(tensor.quant.name)] += math.prod(tensor.shape)
+    tables = [file.tensors["token_embd.weight"].quant.name]
+    tables.append(file.tensors["output.weight"].quant.name if "output.weight" in file.tensors else tables[0])
+    embedding, lm_head = (name if name in BLOCK_BITS else None for name in tables)
+    return StoredBlocks(
+        tuple((t.quant.name, t.shape[0], t.shape[1]) for t in layers if t.quant.name in BLOCK_BITS),
+        weights.most_common(1)[0][0] if weights else None,
+        embedding,
+        lm_head,
+    )
 
 
 def _size(file: GGUFFile, key: str) -> int:

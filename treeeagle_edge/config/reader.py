@@ -106,8 +106,7 @@ def _model_config(config: Mapping[str, Any], path: Path) -> ModelConfig:
         output_bias=bias and family in ("llama", "qwen3", "minicpm"),
         qk_norm=family == "qwen3",
         stored=stored,
-        block_bits=None,
-        other_blocks=0,
+        blocks=None,
         rotation=rotation_of(config, path),
         **scales,
     )

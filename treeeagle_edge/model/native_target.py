@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Collection
 from ctypes import addressof, c_int32, c_int64, sizeof
 
 import numpy as np
@@ -24,6 +24,7 @@ from treeeagle_edge.model.pass_rows import PassRows
 from treeeagle_edge.model.rope import RotaryTable
 from treeeagle_edge.model.target import TargetOutput
 from treeeagle_edge.model.target_weights import TensorReader
+from treeeagle_edge.model_config import BLOCK_BITS
 from treeeagle_edge.sampling import Peaks
 from treeeagle_edge.sampling_params import SamplingParams
 
@@ -36,8 +37,7 @@ _MATRICES = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
-# GGUF types that load as they are, by the bits that are asked for
-_STORED = {8: {"Q8_0": "q8"}, 4: {"Q4_0": "q4_0", "Q4_1": "q4_1"}}
+_FORMATS = {"Q8_0": "q8", "Q4_0": "q4_0", "Q4_1": "q4_1"}  # GGUF types, and what native code calls them
 
 
 class NativeTarget:
@@ -208,7 +208,7 @@ def load_native_target(
     8: every matrix in blocks of 32 int8 with a scale (Q8_0). 4: blocks of 32 with scale and minimum (Q4_1) for the
     layers, 8-bit for embedding and lm_head. GGUF matrices that are stored in the format asked for load as they are,
     equal bit for bit to the file's values; at 4 bits so do an embedding and an lm_head of 4-bit blocks. With
-    `as_stored` all matrices in blocks of either width do.
+    `as_stored` every matrix in blocks of either width does.
     """
     config = checkpoint.config
     table = RotaryTable(config.rope, config.head_dim, context, torch.device("cpu"))
@@ -223,8 +223,8 @@ def load_native_target(
     )  # fmt: skip
     model.rope(table.cos.numpy(), table.sin.numpy())
     reader = TensorReader(checkpoint)
-    tables = {**_STORED[8], **_STORED[bits]}
-    kept = {**_STORED[8], **_STORED[4]} if as_stored else _STORED[bits]
+    kept = {kind for kind, width in BLOCK_BITS.items() if as_stored or width == bits}
+    tables = {kind for kind, width in BLOCK_BITS.items() if kind in kept or width == 8}
     _load_matrix(model, reader, "embedding", "model.embed_tokens.weight", 8, tables)
     if not config.tie_word_embeddings:
         _load_matrix(model, reader, "lm_head", "lm_head.weight", 8, tables)
@@ -252,14 +252,13 @@ def _load_matrix(
     name: str,
     tensor: str,
     bits: int,
-    kept: Mapping[str, str],
+    kept: Collection[str],
     layer: int = 0,
 ) -> None:
-    """`kept`: GGUF types that load as they are, and what native code calls them."""
+    """`kept`: GGUF types that load as they are."""
     raw = reader.raw(tensor)
-    stored = kept.get(raw[0]) if raw is not None else None
-    if raw is not None and stored is not None:
-        model.matrix(name, stored, np.ascontiguousarray(raw[1]), layer)
+    if raw is not None and raw[0] in kept:
+        model.matrix(name, _FORMATS[raw[0]], np.ascontiguousarray(raw[1]), layer)
     else:
         model.matrix(name, FORMAT_OF_BITS[bits], _float32(reader, tensor), layer)
 

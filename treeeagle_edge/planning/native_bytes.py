@@ -7,11 +7,12 @@ thread), growth.cpp (scored nodes).
 from __future__ import annotations
 
 from treeeagle_edge.head_config import HeadConfig
-from treeeagle_edge.model_config import ModelConfig
+from treeeagle_edge.model_config import BLOCK_BITS, ModelConfig
 from treeeagle_edge.rounds import MAX_BRANCHING
 
 BLOCK = 32  # weights that share a scale
 _BLOCK_BYTES = {8: 32 + 2, 4: 16 + 4}  # quants; an fp16 scale, at 4 bits an fp16 minimum beside it
+_STORED_BYTES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}  # GGUF's, of which Q4_0 has no minimum
 
 _TILE = 16  # output channels packed side by side; a matrix is padded to whole tiles
 _FIRST_PLANE, _SECOND_PLANE = 384, 128  # bytes of a tile's block: the upper six bits and the lower two
@@ -30,32 +31,47 @@ _LIVE_FEATURES = 4
 
 def matrix_bytes(rows: int, columns: int, bits: int) -> int:
     """Bytes of one weight [rows, columns] at 8 bits (Q8_0: 34/32 a weight) or 4 bits (Q4_1: 20/32 a weight)."""
-    tile = _TILE * (columns // BLOCK) * _BLOCK_BYTES[bits]
-    return -(-rows // _TILE) * _aligned(tile)
+    return _tiles_bytes(rows, columns, _BLOCK_BYTES[bits])
 
 
 def layers_bytes(model: ModelConfig, bits: int) -> int:
-    """Bytes of all decoder layers and the final norm: matrices at `bits`, but for the `other_blocks` of a GGUF file,
-    norms and biases in fp32.
+    """Bytes of all decoder layers and the final norm: matrices as the file stores them where it has blocks, else at
+    `bits`; norms and biases in fp32.
     """
     h, q, kv = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    matrices = sum(matrix_bytes(*shape, bits) for shape in model.linear_shapes.values())
+    matrices = model.num_layers * sum(matrix_bytes(*shape, bits) for shape in model.linear_shapes.values())
+    for kind, rows, columns in model.blocks.layers if model.blocks else ():
+        matrices += _tiles_bytes(rows, columns, _STORED_BYTES[kind]) - matrix_bytes(rows, columns, bits)
     vectors = 2 * h + (2 * model.head_dim if model.qk_norm else 0)
     vectors += (q + 2 * kv if model.attention_bias else 0) + (h if model.output_bias else 0)
-    others = model.other_blocks // BLOCK * (_BLOCK_BYTES[12 - bits] - _BLOCK_BYTES[bits])
-    return model.num_layers * (matrices + vectors * 4) + h * 4 + others
+    return matrices + (model.num_layers * vectors + h) * 4
 
 
 def output_bytes(model: ModelConfig) -> int:
-    """Bytes of lm_head: 8 bits in two planes beside layers of any width, with a bound for each channel."""
+    """Bytes of lm_head."""
+    return _table_bytes(model, model.blocks.lm_head if model.blocks else None)
+
+
+def embedding_bytes(model: ModelConfig) -> int:
+    """Bytes of the token embedding and lm_head together; a tied pair is held once."""
+    if model.tie_word_embeddings:
+        return output_bytes(model)
+    return output_bytes(model) + _table_bytes(model, model.blocks.embedding if model.blocks else None)
+
+
+def _table_bytes(model: ModelConfig, stored: str | None) -> int:
+    """Of one table [vocabulary, hidden]: blocks of 4 bits where the file has them, else 8 bits in two planes, with a
+    bound for each channel.
+    """
+    if stored is not None and BLOCK_BITS[stored] == 4:
+        return _tiles_bytes(model.vocab_size, model.hidden_size, _STORED_BYTES[stored])
     blocks = model.hidden_size // BLOCK
     tile = _aligned(blocks * (_FIRST_PLANE + 2 * _TILE) + 4 * _TILE) + blocks * _SECOND_PLANE
     return -(-model.vocab_size // _TILE) * tile
 
 
-def embedding_bytes(model: ModelConfig) -> int:
-    """Bytes of the token embedding and lm_head together, 8 bits both; a tied pair is held once."""
-    return output_bytes(model) * (1 if model.tie_word_embeddings else 2)
+def _tiles_bytes(rows: int, columns: int, block: int) -> int:
+    return -(-rows // _TILE) * _aligned(_TILE * (columns // BLOCK) * block)
 
 
 def head_bytes(head: HeadConfig, bits: int) -> int:

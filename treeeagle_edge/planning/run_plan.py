@@ -70,21 +70,21 @@ def plan_run(
 
     - Context: one that was asked for is kept. The profile's is shortened to what the model and the memory allow (the
       memory of all cards together, where layers may be split).
-    - Width: on a CPU a GGUF file keeps the 8 or 4 bits that most of its layers have; others take the profile's. Without
-      native kernels 8 bits and a small tree replace both. A model that comes quantised by bitsandbytes keeps its width,
-      or takes 8 bits on native kernels.
+    - Width: on native kernels the blocks of a GGUF file stay as they are, and what is stored in other ways takes the 8
+      or 4 bits that most of its layers have, else the profile's. Without native kernels 8 bits and a small tree replace
+      both. A model that comes quantised by bitsandbytes keeps its width, or takes 8 bits on native kernels.
 
     The plan may not fit: see `planning.alternatives.require_fit`. Raises UsageError for a context out of range and for
     widths that cannot be had, CannotRunError where native kernels were asked for and cannot serve.
     """
     stored, shape = model.config.stored, profile.tree
-    blocks = model.config.block_bits if hardware.device == "cpu" else None
+    blocks = model.config.blocks.bits if model.config.blocks and hardware.device == "cpu" else None
     bits = settings.bits or (stored.bits if stored is not None else blocks or profile.bits)
     backend = choose_backend(
         settings.kernels, bits=bits, device=hardware.device, config=model.config, head=model.head
     )
-    if settings.bits is not None or not backend.native:  # all layers get the one width
-        model = replace(model, config=replace(model.config, other_blocks=0))
+    if settings.bits is not None or not backend.native:  # nothing stays as it is stored
+        model = replace(model, config=replace(model.config, blocks=None))
     chosen = settings.bits is None and hardware.device == "cpu"
     replaced = chosen and (bits == 4 or blocks is not None) and not backend.native
     if replaced:
