@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,6 +37,20 @@ class DraftTree:
     def root_only(cls, token: int) -> DraftTree:
         """Plain decoding: a tree without drafted nodes."""
         return cls((token,), (-1,), (0,), (0.0,))
+
+    def part(self, rows: Sequence[int]) -> DraftTree:
+        """The tree of the root and of `rows`, ascending, each after its parent's."""
+        if len(rows) == self.num_nodes:
+            return self
+        kept = (0, *rows)
+        place = {row: at for at, row in enumerate(kept)} | {-1: -1}
+        return DraftTree(
+            tuple(self.tokens[row] for row in kept),
+            tuple(place[self.parents[row]] for row in kept),
+            tuple(self.depths[row] for row in kept),
+            tuple(self.log_probs[row] for row in kept),
+            looked_up=sum(row >= self.head_rows for row in rows),
+        )
 
     @cached_property
     def ancestors(self) -> tuple[tuple[int, ...], ...]:

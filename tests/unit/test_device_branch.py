@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from treeeagle_edge.device.branch import with_branch
 from treeeagle_edge.device.tree import DeviceTree
 from treeeagle_edge.device.walk import DeviceSampler
-from treeeagle_edge.drafting.lookup import Match, shared_tokens
 from treeeagle_edge.sampling import Sampler
 from treeeagle_edge.sampling_params import SamplingParams
 from treeeagle_edge.tree import DraftTree
@@ -43,9 +42,10 @@ def as_tree(tree: DeviceTree) -> DraftTree:
 
 def on_host(tree: DraftTree, tokens: list[int]) -> DraftTree:
     """The definition: below the tokens that the tree has as well, one row for each of the others."""
-    shared, row = shared_tokens(tree, Match(2, tokens)), 0
-    for token in tokens[:shared]:
-        row = tree.children[row][token]
+    shared, row = 0, 0
+    while shared < len(tokens) and tokens[shared] in tree.children[row]:
+        row = tree.children[row][tokens[shared]]
+        shared += 1
     more, rows = len(tokens) - shared, len(tree)
     parents = (row, *range(rows, rows + more))[:more]
     return DraftTree(

@@ -83,6 +83,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "drafting.drafter",
             "drafting.controller",
             "drafting.lookup",
+            "drafting.lookup_acceptance",
+            "drafting.lookup_branch",
             "drafting.shape_choice",
         ),
         *("device", "device.noise", "device.tree", "device.branch", "device.walk", "device.round"),

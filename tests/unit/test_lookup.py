@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +16,9 @@ from tiny_models import tiny_engine, tiny_head, tiny_target
 from treeeagle_edge.drafting.acceptance import Acceptance
 from treeeagle_edge.drafting.controller import Controller
 from treeeagle_edge.drafting.costs import CostModel, CostTable, load_table, save_table
-from treeeagle_edge.drafting.lookup import (
-    Lookup,
-    LookupAcceptance,
-    Match,
-    RoundWorth,
-    shared_tokens,
-    with_match,
-)
+from treeeagle_edge.drafting.lookup import Lookup, Match
+from treeeagle_edge.drafting.lookup_acceptance import LookupAcceptance, Opinion, opinion
+from treeeagle_edge.drafting.lookup_branch import Drafted, with_match
 from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.rounds import Round, TreeShape, tree_shape
 from treeeagle_edge.sampling_params import SamplingParams
@@ -69,49 +65,82 @@ def test_nothing_is_suggested_without_agreement_or_room() -> None:
     assert Lookup([1, 2, 3, 1, 2]).match(0) is None
 
 
+HEADS = DraftTree((9, 1, 2, 7), (-1, 0, 1, 0), (0, 1, 2, 1), (0.0, -0.2, -0.9, -2.0))
+CHANCES = [1.0, 0.8, 0.4, 0.1]  # of its rows to be walked
+
+
+def test_the_heads_opinion_is_odds_along_the_shared_path_and_what_it_leaves_behind_it() -> None:
+    def odds(chance: float) -> float:
+        return math.log(chance / (1 - chance))
+
+    both = opinion(HEADS, Match(4, [1, 2, 3]), CHANCES)
+    assert (both.rows, both.odds) == ([1, 2], pytest.approx([odds(0.8), odds(0.5), 0.0]))
+    one = opinion(HEADS, Match(4, [1, 3]), CHANCES)
+    assert (one.rows, one.odds) == ([1], pytest.approx([odds(0.8), math.log(0.5)]))
+    none = opinion(HEADS, Match(4, [5]), CHANCES)
+    assert (none.rows, none.odds) == ([], pytest.approx([math.log(0.1)]))
+    assert opinion(ROOT, Match(4, [5]), [1.0]) == Opinion([], [0.0])
+    for chances in ([1.0, 1.0, 1.0, 1.0], [1.0, 1e-9, 1e-18, 1e-9]):  # they may be as sure as that
+        assert all(map(math.isfinite, opinion(HEADS, Match(4, [1, 2]), chances).odds))
+
+
+def lines(acceptance: LookupAcceptance) -> list[tuple[float, ...]]:
+    """The chance that each line gives, for every number of tokens that agree."""
+    heads = Opinion([1], [0.0, 0.0])
+    return [
+        tuple(acceptance.chance(Match(agreed - place, [1] * 3), place, opinion) for agreed in range(4, 17))
+        for place, opinion in ((0, None), (0, heads), (1, heads), (2, heads))
+    ]
+
+
+def test_chances_rise_with_what_agrees_and_with_what_the_head_thinks() -> None:
+    for chances in lines(LookupAcceptance()):
+        assert list(chances) == sorted(set(chances))
+    acceptance, match = LookupAcceptance(), Match(4, [1, 2])
+    by_odds = [acceptance.chance(match, 0, Opinion([1], [odds, 0.0])) for odds in (-1e9, -4.0, 0.0, 4.0, 1e9)]
+    assert by_odds == sorted(set(by_odds))
+    assert 0.0 < by_odds[0] < 1e-6 < 1 - 1e-6 < by_odds[-1] <= 1.0
+
+
 def test_chances_are_learnt_up_to_the_first_wrong_token() -> None:
-    acceptance = LookupAcceptance()
-    before = [[acceptance.chance(kind, agreed) for agreed in range(2, 17)] for kind in range(4)]
+    acceptance, heads = LookupAcceptance(), Opinion([1], [0.5, -0.5])
+    before = lines(acceptance)
+    match = Match(3, [1, 2, 3, 4, 5])
+    early = [acceptance.chance(match, place, heads) for place in range(3)]
     for _ in range(50):
-        acceptance.observe(Match(3, [1, 2, 3, 4]), 1, [1, 2, 9, 4, 5])
-    now = [[acceptance.chance(kind, agreed) for agreed in range(2, 17)] for kind in range(4)]
-    moved = [[a - b for a, b in zip(*rows, strict=True)] for rows in zip(now, before, strict=True)]
-    for kind, places in (
-        (acceptance.SHARED, {3: 1}),
-        (acceptance.NEW, {4: 1}),
-        (acceptance.BEHIND_NEW, {5: -1}),
-        (acceptance.ALL, {3: 1, 4: 1, 5: -1}),
-    ):
-        for agreed, change in enumerate(moved[kind], start=2):
-            assert change * places.get(agreed, 0) > 0 or (change == 0 and agreed not in places)
+        acceptance.observe(match, heads, [1, 2, 9, 4, 5])
+    late = [acceptance.chance(match, place, heads) for place in range(3)]
+    assert late[0] > early[0] + 0.05
+    assert late[1] > early[1] + 0.3
+    assert late[2] < early[2] - 0.4
+    # the mean of right, right, wrong after 3, 4 and 5 tokens
+    assert 0.5 < acceptance.chance(match, 1) < 0.8
+    after = lines(acceptance)
+    acceptance.observe(match, heads, [])
+    assert lines(acceptance) == after != before
 
 
-def test_without_a_draft_only_the_count_of_all_learns() -> None:
-    acceptance, fresh = LookupAcceptance(), LookupAcceptance()
+def test_without_a_draft_only_the_line_of_all_learns() -> None:
+    acceptance, fresh = LookupAcceptance(), lines(LookupAcceptance())
     acceptance.observe(Match(3, [1]), None, [2])
-    assert acceptance.chance(acceptance.ALL, 3) < fresh.chance(fresh.ALL, 3)
-    for kind in (acceptance.SHARED, acceptance.NEW):
-        assert acceptance.chance(kind, 3) == fresh.chance(kind, 3)
+    moved = lines(acceptance)
+    assert all(now < before for now, before in zip(moved[0], fresh[0], strict=True))
+    assert moved[1:] == fresh[1:]
 
 
 def looked_up(tree: DraftTree, match: Match, table: CostTable = FLAT, **changed: object) -> DraftTree:
-    settings: dict[str, object] = {"drafted": tree.num_nodes > 0, "nodes": 32, "stop_ids": ()}
+    settings: dict[str, object] = {"nodes": 32, "stop_ids": ()}
     return with_match(
-        tree,
+        Drafted(tree, Acceptance().chances(tree) if tree.num_nodes else None, 0.0, 100.0),
         match,
-        RoundWorth(Acceptance().chances, 0.0, 100.0),
         acceptance=LookupAcceptance(),
         costs=CostModel(table),
         **{**settings, **changed},  # type: ignore[arg-type]
     )
 
 
-HEADS = DraftTree((9, 1, 2, 7), (-1, 0, 1, 0), (0, 1, 2, 1), (0.0, -0.2, -0.9, -2.0))
-
-
 def test_a_match_becomes_one_more_branch_below_what_it_shares_with_the_heads_tree() -> None:
-    match = Match(12, [1, 2, 3, 4])
-    assert shared_tokens(HEADS, match) == 2
+    match = Match(4, [1, 2, 3, 4])
     tree = looked_up(HEADS, match)
     assert (tree.looked_up, tree.head_rows) == (2, len(HEADS))
     assert tree.tokens == (*HEADS.tokens, 3, 4)
@@ -120,24 +149,72 @@ def test_a_match_becomes_one_more_branch_below_what_it_shares_with_the_heads_tre
     for row, parent in enumerate(tree.parents[1:], start=1):
         assert parent < row
         assert tree.log_probs[row] <= tree.log_probs[parent]
-    assert shared_tokens(tree, match) == 2  # what the head did not draft is not counted as its own
+    # what the head did not draft is not counted as its own
+    assert opinion(tree, match, [1.0, 0.8, 0.4, 0.1, 0.3, 0.2]).rows == [1, 2]
     assert looked_up(HEADS, Match(12, [1, 2])) is HEADS
+
+
+def test_a_sure_match_takes_the_place_of_what_the_head_drafted_beside_it() -> None:
+    beside = looked_up(HEADS, Match(16, [1, 2, 3]), SLOPED)
+    assert (beside.tokens, beside.parents) == ((9, 1, 2, 3), (-1, 0, 1, 2))
+    assert (beside.depths, beside.looked_up) == ((0, 1, 2, 3), 1)
+    assert beside.log_probs[:3] == HEADS.log_probs[:3]
+    instead = looked_up(HEADS, Match(16, [5, 6, 7]), SLOPED)
+    assert instead.head_rows < len(HEADS)
+    assert instead.looked_up == 3
+    assert looked_up(HEADS, Match(2, [5, 6, 7]), SLOPED) is HEADS  # here the head is trusted more
 
 
 def test_rows_are_added_while_they_pay() -> None:
     sure, doubtful = Match(16, list(range(30))), Match(2, list(range(30)))
-    assert looked_up(ROOT, sure).looked_up == looked_up(ROOT, doubtful).looked_up == 30
+    assert looked_up(ROOT, sure).looked_up == 30
     assert looked_up(ROOT, sure, SLOPED).looked_up > looked_up(ROOT, doubtful, SLOPED).looked_up > 0
     assert looked_up(ROOT, doubtful, STEEP).looked_up == 0
     assert looked_up(HEADS, Match(2, [5, 6])).looked_up == 0  # the head thinks otherwise
     assert looked_up(ROOT, sure, nodes=5).looked_up == 5
-    assert looked_up(HEADS, sure, nodes=3).looked_up == 0
+    assert looked_up(HEADS, sure, nodes=3).num_nodes == 3
     stopped = looked_up(ROOT, Match(16, [1, 2, 3, 4]), stop_ids=(2,))
     assert stopped.tokens == (9, 1, 2)
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9), st.floats(-3.0, 0.0)), max_size=8),
+    st.lists(st.integers(0, 4), min_size=1, max_size=12),
+    st.integers(2, 16),
+    st.integers(8, 16),
+    st.sampled_from([FLAT, SLOPED, STEEP]),
+)
+def test_what_comes_out_is_a_tree_of_the_heads_rows_and_the_match(
+    rows: list[tuple[int, int, float]], tokens: list[int], length: int, nodes: int, table: CostTable
+) -> None:
+    tree = ROOT
+    for token, place, log_prob in rows:
+        parent = place % len(tree)
+        if tree.child(parent, token) is None:
+            tree = DraftTree(
+                (*tree.tokens, token),
+                (*tree.parents, parent),
+                (*tree.depths, tree.depths[parent] + 1),
+                (*tree.log_probs, tree.log_probs[parent] + log_prob),
+            )
+    found = looked_up(tree, Match(length, tokens), table, nodes=nodes, stop_ids=(4,))
+    assert found.num_nodes <= nodes
+    paths = {tuple(tree.tokens[row] for row in path[1:]) for path in tree.ancestors}
+    for row in range(1, len(found)):
+        parent = found.parents[row]
+        assert 0 <= parent < row
+        assert found.depths[row] == found.depths[parent] + 1
+        assert found.child(parent, found.tokens[row]) == row  # no twins
+        path = tuple(found.tokens[above] for above in found.ancestors[row][1:])
+        assert (path in paths) == (row < found.head_rows)
+        if row >= found.head_rows:
+            assert path == tuple(tokens[: len(path)])
+            assert 4 not in path[:-1]
+
+
 def test_what_was_looked_up_teaches_nothing_about_the_head() -> None:
-    tree = looked_up(HEADS, Match(12, [1, 2, 3, 4]))
+    tree = looked_up(HEADS, Match(4, [1, 2, 3, 4]))
+    assert tree.head_rows == len(HEADS)
     for walked in ((0,), (0, 1), (0, 1, 2), (0, 1, 2, 4, 5)):
         mixed, alone = Acceptance(), Acceptance()
         mixed.observe(tree, walked)

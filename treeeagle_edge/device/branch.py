@@ -1,4 +1,4 @@
-"""A branch of what the text repeats, in tensor operations: `drafting.lookup.with_match` in rows of a fixed number.
+"""A branch of what the text repeats, in tensor operations: `drafting.lookup_branch` in rows of a fixed number.
 
 How many tokens there are is a number on the device, so the rows are always there, and those of no token are marked as
 not real. They cost the same as the others, so what a branch is worth is weighed before the round.

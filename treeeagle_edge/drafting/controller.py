@@ -8,7 +8,9 @@ from typing import NamedTuple
 from treeeagle_edge.drafting.acceptance import Acceptance
 from treeeagle_edge.drafting.costs import CostModel, CostTable
 from treeeagle_edge.drafting.growth import AdaptiveGrowth, Growth
-from treeeagle_edge.drafting.lookup import LookupAcceptance, Match, RoundWorth, shared_tokens, with_match
+from treeeagle_edge.drafting.lookup import Match
+from treeeagle_edge.drafting.lookup_acceptance import LookupAcceptance, opinion
+from treeeagle_edge.drafting.lookup_branch import Drafted, with_match
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.tree import DraftTree
 
@@ -20,7 +22,7 @@ _ROUNDS_A_LESSON = 8
 # plain rounds; doubles while probing finds that drafting still does not pay
 _SHORT_PAUSE, _LONG_PAUSE = 24, 384
 # what a draft is thought to gain where a looked-up token is wrong, and the levels it takes for that
-_TOKENS_OF_A_DRAFT, _LEVELS_OF_A_DRAFT = 2.0, 2
+_TOKENS_OF_A_DRAFT, _LEVELS_OF_A_DRAFT = 1.0, 2
 
 
 class _Seen(NamedTuple):
@@ -68,7 +70,7 @@ class Controller:
         if self.paused:
             return None
         if match is not None:
-            wrong = 1.0 - self.lookups.chance(self.lookups.ALL, match.length)
+            wrong = 1.0 - self.lookups.chance(match, 0)
             if wrong * _TOKENS_OF_A_DRAFT < self.rate * self.costs.draft(_LEVELS_OF_A_DRAFT):
                 return None
         if self._growth is None or self._grows != (bounds, stop_ids):
@@ -86,16 +88,19 @@ class Controller:
         stop_ids: Collection[int],
         growth: Growth | None,
     ) -> DraftTree:
-        """`tree` with a branch of what the text suggests, see `drafting.lookup.with_match`.
+        """`tree` with a branch of what the text suggests, see `drafting.lookup_branch.with_match`.
 
         growth: what sized the tree; None where the head did not draft.
         """
-        drafting = self.costs.draft(growth.levels) if growth else 0.0
-        return with_match(
+        drafted = Drafted(
             tree,
+            self.acceptance.chances(tree) if growth else None,
+            self.costs.draft(growth.levels) if growth else 0.0,
+            self.rate,
+        )
+        return with_match(
+            drafted,
             match,
-            RoundWorth(self.acceptance.chances, drafting, self.rate),
-            drafted=growth is not None,
             acceptance=self.lookups,
             costs=self.costs,
             nodes=bounds.nodes,
@@ -138,7 +143,8 @@ class Controller:
 
     def _learn_match(self, match: Match, round_: Round, tree: DraftTree, *, drafted: bool) -> None:
         settled = [*(tree.tokens[row] for row in round_.walked[1:]), round_.next_token]
-        self.lookups.observe(match, shared_tokens(tree, match) if drafted else None, settled)
+        heads = opinion(tree, match, self.acceptance.chances(tree)) if drafted else None
+        self.lookups.observe(match, heads, settled)
 
     def _judge(self) -> None:
         """Pause where plain decoding would have been faster over the recent rounds."""

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from treeeagle_edge.drafting.acceptance import Acceptance
-from treeeagle_edge.drafting.lookup import LookupAcceptance, Match
+from treeeagle_edge.drafting.lookup import Match
+from treeeagle_edge.drafting.lookup_acceptance import LookupAcceptance
 from treeeagle_edge.drafting.round_shapes import PLAIN, RoundShape, rounds_within, shapes_within
 from treeeagle_edge.rounds import Round, TreeShape
 from treeeagle_edge.tree import DraftTree
@@ -150,8 +151,8 @@ class ShapeChoice:
     def _reaches(self, match: Match) -> list[float]:
         """Chances that a walk comes to the match's first token, to its second, and so on."""
         found, reach = [], 1.0
-        for agreed in range(match.length, match.length + len(match.tokens)):
-            reach *= self._lookups.chance(self._lookups.ALL, agreed)
+        for place in range(len(match.tokens)):
+            reach *= self._lookups.chance(match, place)
             found.append(reach)
         return found
 
