@@ -26,6 +26,7 @@ from treeeagle_edge.tree import DraftTree
 # A sort of the whole vocabulary costs more than a target row; nearly every nucleus fits into this many
 # tokens.
 _NUCLEUS_GUESS = 512
+_LIKELIEST = 2.0**40  # the share of the likeliest token; 2^22 such tokens can be added
 
 
 def random_numbers(seed: int, position: int, count: int) -> NDArray[np.uint32]:
@@ -81,14 +82,29 @@ def _least_of_nucleus(scores: Tensor, top_p: float) -> Tensor:
     """The least score of the smallest set of likeliest tokens whose probability reaches `top_p` (Holtzman et al.,
     arXiv 1904.09751).
     """
-    log_total = scores.logsumexp(0)
+    peak = scores.max()
+    wanted = wanted_mass(shares(scores, peak).sum(), top_p)
     guess = min(_NUCLEUS_GUESS, scores.shape[0])
     for count in (guess, scores.shape[0]):
         values = scores.topk(count).values
-        mass = (values - log_total).exp().cumsum(0)
-        if count == scores.shape[0] or float(mass[-1]) >= top_p:
+        mass = shares(values, peak).cumsum(0)
+        if count == scores.shape[0] or bool(mass[-1] >= wanted):
             break
-    return values[min(int((mass < top_p).sum()), count - 1)]
+    return values[min(int((mass < wanted).sum()), count - 1)]
+
+
+def shares(scores: Tensor, peak: Tensor) -> Tensor:
+    """[V] int64: how likely the tokens with `scores` [V] float32 are, the likeliest, with the score `peak`, being 2^40.
+
+    Whole numbers, whose sums are the same in any order. A card adds floats in an order of its own: that of
+    `torch.cumsum` differs from run to run over one row, and with their number over several.
+    """
+    return (scores - peak).double().exp_().mul_(_LIKELIEST).long()
+
+
+def wanted_mass(total: Tensor, top_p: float | Tensor) -> Tensor:
+    """The least sum of shares, int64, that is `top_p` (a tensor: float64) of all, whose sum `total` int64 is."""
+    return (total.double() * top_p).ceil().long()
 
 
 Choose = Callable[[Tensor, SamplingParams, int], int]
