@@ -63,8 +63,15 @@ def draw(scores: NDArray[np.float32], seed: int, position: int) -> int:
 
 def choose_token(scores: Tensor, params: SamplingParams, position: int) -> int:
     """The token that belongs to `position`, of `scores` [V] float32 after penalties; the temperature is above 0."""
-    scores = _kept(scores / params.temperature, params)
+    scores = _kept(scores / _beside(scores, params.temperature), params)
     return draw(scores.cpu().numpy(), params.seed, position)
+
+
+def _beside(scores: Tensor, value: float) -> Tensor:
+    """`value` as a tensor [] on the device of `scores`, to divide by as `device.walk` does: instead of dividing by a
+    number of the host, CUDA multiplies with its reciprocal, which may differ in the last bit.
+    """
+    return torch.full((), value, dtype=scores.dtype, device=scores.device)
 
 
 def _kept(scores: Tensor, params: SamplingParams) -> Tensor:
@@ -74,7 +81,7 @@ def _kept(scores: Tensor, params: SamplingParams) -> Tensor:
     if params.top_p < 1.0:
         scores = scores.masked_fill(scores < _least_of_nucleus(scores, params.top_p), float("-inf"))
     if params.min_p > 0.0:
-        scores = scores.masked_fill(scores < scores.max() + float(np.log(params.min_p)), float("-inf"))
+        scores = scores.masked_fill(scores < scores.max() + math.log(params.min_p), float("-inf"))
     return scores
 
 
@@ -222,7 +229,7 @@ class _History:
         """
         params, seen = self._params, scores[self._ids]
         if params.repetition_penalty != 1.0:
-            factor = params.repetition_penalty
+            factor = _beside(seen, params.repetition_penalty)
             seen = torch.where(seen > 0, seen / factor, seen * factor)
         if self._counts is not None:
             seen = (
