@@ -134,8 +134,11 @@ def _head_notes(plan: RunPlan, settings: RunSettings, engine: Engine) -> tuple[s
     """What to know about the draft head, or that there is none although nobody asked to do without."""
     if engine.head is not None:
         return engine.head.notes
-    if settings.wants_plain or (plan.profile.head or "").lower() == "none" or plan.rotation is not None:
+    if settings.wants_plain or plan.rotation is not None:
         return ()
+    if settings.model is None and (plan.profile.head or "").lower() == "none":
+        said = f"profile {plan.profile.name} asks for no draft head, so it decodes plainly; --head names one"
+        return (said,) if settings.asks_for_tree else ()
     drafted = "only what the text repeats is drafted" if engine.speculates else "it decodes plainly"
     return (f"no draft head for {plan.model.name} is on this machine, so {drafted}",)
 

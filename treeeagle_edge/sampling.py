@@ -26,6 +26,7 @@ from treeeagle_edge.tree import DraftTree
 # A sort of the whole vocabulary costs more than a target row; nearly every nucleus fits into this many
 # tokens.
 _NUCLEUS_GUESS = 512
+_LIKELIEST = 2.0**40  # the share of the likeliest token; 2^22 such tokens can be added
 
 
 def random_numbers(seed: int, position: int, count: int) -> NDArray[np.uint32]:
@@ -62,8 +63,15 @@ def draw(scores: NDArray[np.float32], seed: int, position: int) -> int:
 
 def choose_token(scores: Tensor, params: SamplingParams, position: int) -> int:
     """The token that belongs to `position`, of `scores` [V] float32 after penalties; the temperature is above 0."""
-    scores = _kept(scores / params.temperature, params)
+    scores = _kept(scores / _beside(scores, params.temperature), params)
     return draw(scores.cpu().numpy(), params.seed, position)
+
+
+def _beside(scores: Tensor, value: float) -> Tensor:
+    """`value` as a tensor [] on the device of `scores`, to divide by as `device.walk` does: instead of dividing by a
+    number of the host, CUDA multiplies with its reciprocal, which may differ in the last bit.
+    """
+    return torch.full((), value, dtype=scores.dtype, device=scores.device)
 
 
 def _kept(scores: Tensor, params: SamplingParams) -> Tensor:
@@ -73,7 +81,7 @@ def _kept(scores: Tensor, params: SamplingParams) -> Tensor:
     if params.top_p < 1.0:
         scores = scores.masked_fill(scores < _least_of_nucleus(scores, params.top_p), float("-inf"))
     if params.min_p > 0.0:
-        scores = scores.masked_fill(scores < scores.max() + float(np.log(params.min_p)), float("-inf"))
+        scores = scores.masked_fill(scores < scores.max() + math.log(params.min_p), float("-inf"))
     return scores
 
 
@@ -81,14 +89,29 @@ def _least_of_nucleus(scores: Tensor, top_p: float) -> Tensor:
     """The least score of the smallest set of likeliest tokens whose probability reaches `top_p` (Holtzman et al.,
     arXiv 1904.09751).
     """
-    log_total = scores.logsumexp(0)
+    peak = scores.max()
+    wanted = wanted_mass(shares(scores, peak).sum(), top_p)
     guess = min(_NUCLEUS_GUESS, scores.shape[0])
     for count in (guess, scores.shape[0]):
         values = scores.topk(count).values
-        mass = (values - log_total).exp().cumsum(0)
-        if count == scores.shape[0] or float(mass[-1]) >= top_p:
+        mass = shares(values, peak).cumsum(0)
+        if count == scores.shape[0] or bool(mass[-1] >= wanted):
             break
-    return values[min(int((mass < top_p).sum()), count - 1)]
+    return values[min(int((mass < wanted).sum()), count - 1)]
+
+
+def shares(scores: Tensor, peak: Tensor) -> Tensor:
+    """[V] int64: how likely the tokens with `scores` [V] float32 are, the likeliest, with the score `peak`, being 2^40.
+
+    Whole numbers, whose sums are the same in any order. A card adds floats in an order of its own: that of
+    `torch.cumsum` differs from run to run over one row, and with their number over several.
+    """
+    return (scores - peak).double().exp_().mul_(_LIKELIEST).long()
+
+
+def wanted_mass(total: Tensor, top_p: float | Tensor) -> Tensor:
+    """The least sum of shares, int64, that is `top_p` (a tensor: float64) of all, whose sum `total` int64 is."""
+    return (total.double() * top_p).ceil().long()
 
 
 Choose = Callable[[Tensor, SamplingParams, int], int]
@@ -206,7 +229,7 @@ class _History:
         """
         params, seen = self._params, scores[self._ids]
         if params.repetition_penalty != 1.0:
-            factor = params.repetition_penalty
+            factor = _beside(seen, params.repetition_penalty)
             seen = torch.where(seen > 0, seen / factor, seen * factor)
         if self._counts is not None:
             seen = (

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from treeeagle_edge.errors import UsageError
+
+_SHAPE = ("depth", "branching", "nodes")
+
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Which model runs where, and how it drafts. Sampling is kept apart, in `SamplingParams`."""
+    """Which model runs where, and how it drafts. Sampling is kept apart, in `SamplingParams`.
+
+    Raises UsageError for the shape of a tree beside the wish for none, since one of the two would be ignored.
+    """
 
     model: str | None = None  # a name, a Hugging Face directory, a .gguf file or an org/name of the hub
     head: str | None = None  # a name, a directory or an org/name of the hub
@@ -25,11 +32,21 @@ class RunSettings:
     exact: bool = False
     kernels: str | None = None  # "native" or "torch"; None takes native ones where they can be had
 
+    def __post_init__(self) -> None:
+        shaped = [f"--{name}" for name in _SHAPE if getattr(self, name) is not None]
+        if shaped and self.wants_plain:
+            plain = "--head none" if self.speculate else "--no-spec"
+            verb = "shapes" if len(shaped) == 1 else "shape"
+            raise UsageError(
+                f"{' and '.join(shaped)} {verb} a tree, and {plain} leaves none to draft",
+                f"leave {plain} out to draft, or leave out the rest to decode plainly",
+            )
+
     @property
     def asks_for_tree(self) -> bool:
         """Whether the person named a head or the shape of a tree, rather than leaving both to the program."""
-        shape = (self.depth, self.branching, self.nodes)
-        return self.speculate and (self.head is not None or any(value is not None for value in shape))
+        shaped = any(getattr(self, name) is not None for name in _SHAPE)
+        return self.speculate and (self.head is not None or shaped)
 
     @property
     def wants_plain(self) -> bool:

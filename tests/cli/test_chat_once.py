@@ -194,7 +194,6 @@ def test_options_reach_the_runtime(chat):
         "x",
         "--model",
         "m",
-        "--no-spec",
         "--depth",
         "3",
         "--bits",
@@ -211,12 +210,14 @@ def test_options_reach_the_runtime(chat):
     settings = chat.settings
     assert (settings.model, settings.speculate, settings.depth, settings.bits, settings.context) == (
         "m",
-        False,
+        True,
         3,
         8,
         99,
     )
     assert (settings.head_bits, settings.lm_head_bits) == (4, 16)
+    chat("-p", "x", "--no-spec")
+    assert chat.settings.speculate is False
 
 
 def test_notes_of_the_runtime_are_shown(chat):

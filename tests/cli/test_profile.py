@@ -79,6 +79,25 @@ def test_a_card_that_is_not_here_can_be_planned_for(machine, capsys):
     assert code == 0
 
 
+@pytest.mark.parametrize("here", [BARE, with_card(RTX_3080)], ids=["no card", "one card"])
+def test_the_card_that_is_named_is_the_one_that_is_planned_for(machine, capsys, here):
+    machine(here)
+    asked = ["--fast", "--gpu-memory", "16", "--model", "meta-llama/Llama-3.1-8B-Instruct", "--device"]
+    code, out, _ = run(capsys, *asked, "cuda:1")
+    assert code == 0 and ", on cuda:1 by profile gpu-16gb" in out and "cuda:0" not in out
+    assert out.splitlines()[-1].split(" (")[0].endswith("Llama-3.1-8B-Instruct --device cuda:1")
+
+
+def test_cards_that_are_named_together_are_planned_for_together(machine, capsys):
+    machine(BARE)
+    asked = ["--fast", "--gpu-memory", "12", "--model", "meta-llama/Llama-3.1-8B-Instruct", "--bits", "16"]
+    code, out, _ = run(capsys, *asked, "--device", "cuda:0,cuda:1")
+    assert code == 0 and "planning for 2 cards with 12.0 GB each, whether or not they are here" in out
+    assert "of 12.0 GB, layers 0-" in out and "-31\n" in out
+    assert "at 360 GB/s (data sheet of an RTX 3060, cards in turn)" in out
+    assert out.splitlines()[-1].split(" (")[0].endswith("--bits 16 --device cuda:0,cuda:1")
+
+
 @pytest.mark.parametrize(
     ("arguments", "command"),
     [

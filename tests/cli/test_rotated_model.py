@@ -132,7 +132,7 @@ def test_who_asks_for_the_tree_gets_it_with_a_warning(
     assert found["token_ids"] == plain["token_ids"]
 
 
-@pytest.mark.parametrize("options", [("--no-spec",), ("--head", "none"), ("--no-spec", "--nodes", "4")])
+@pytest.mark.parametrize("options", [("--no-spec",), ("--head", "none")])
 def test_who_asks_for_plain_decoding_is_not_warned(
     models: dict[str, Path], own_head: None, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 from engine_answers import PROMPT
-from tiny_models import VOCAB, tiny_head, tiny_target
+from tiny_models import CONFIG, VOCAB, tiny_head, tiny_target
 
 from treeeagle_edge.device.cuda_graphs import Capture
 from treeeagle_edge.engine.loop import Engine
 from treeeagle_edge.model.head import HeadOutput
+from treeeagle_edge.model_config import ModelConfig
 from treeeagle_edge.rounds import TreeShape
 from treeeagle_edge.sampling_params import SamplingParams
 
@@ -38,8 +39,9 @@ def make(
     slack: int = 32,
     on_device: bool = True,
     graphs: bool | Capture | None = None,
+    config: ModelConfig = CONFIG,
 ) -> Engine:
-    target = tiny_target(context=context)
+    target = tiny_target(context=context, config=config)
     slots = context + shape.nodes + 1 + slack
     head = tiny_head(target, slots=slots)
     return Engine(target, head, context=context, slots=slots, tree=shape, on_device=on_device, graphs=graphs)

@@ -65,8 +65,8 @@ class RandomCheckpoint:
         return None
 
 
-def tiny_target(*, context: int = 128, bits: int = 32, seed: int = 0) -> Target:
-    return load_target(RandomCheckpoint(seed=seed), bits=bits, context=context, device=CPU)
+def tiny_target(*, context: int = 128, bits: int = 32, seed: int = 0, config: ModelConfig = CONFIG) -> Target:
+    return load_target(RandomCheckpoint(config, seed), bits=bits, context=context, device=CPU)
 
 
 def head_tensors(config: ModelConfig = CONFIG, draft_vocab: int = VOCAB, seed: int = 1) -> dict[str, Tensor]:
@@ -95,7 +95,7 @@ def head_tensors(config: ModelConfig = CONFIG, draft_vocab: int = VOCAB, seed: i
 
 
 def tiny_head(target: Target, *, slots: int, seed: int = 1) -> Head:
-    config, raw = target.config, head_tensors(seed=seed)
+    config, raw = target.config, head_tensors(target.config, seed=seed)
     shapes = HeadConfig(
         hidden_size=config.hidden_size,
         target_hidden_size=config.hidden_size,
@@ -129,10 +129,11 @@ def tiny_engine(
     slack: int = 32,
     exact: bool = False,
     bits: int = 32,
+    config: ModelConfig = CONFIG,
 ) -> Engine:
     """An engine over a random target and a random head. `slack`: slots beyond the context and one tree."""
     shape = shape or TreeShape(depth=4, branching=3, nodes=8)
-    target = tiny_target(context=context, bits=bits)
+    target = tiny_target(context=context, bits=bits, config=config)
     slots = context + shape.nodes + 1 + slack
     head = tiny_head(target, slots=slots)
     return Engine(target, head, context=context, slots=slots, tree=shape, exact=exact)

@@ -49,10 +49,12 @@ def test_equals_the_reference_for_every_head_size_and_dtype(dim: int, dtype: tor
 
 
 @pytest.mark.parametrize(
-    ("prefix", "rows"), [(0, 1), (0, 7), (1, 1), (31, 3), (32, 5), (33, 1), (128, 2), (130, 17), (229, 64)]
+    ("prefix", "rows"), [(0, 1), (0, 7), (1, 1), (31, 3), (32, 5), (33, 1), (128, 2), (130, 17), (229, 43)]
 )
 def test_equals_the_reference_for_every_prefix_and_tree(prefix: int, rows: int) -> None:
-    """No prefix, prefixes around the block of 32 and the split of 128, one row and sixty-four."""
+    """No prefix, prefixes around the block of 32 and the split of 128; one row, and 43, which with three heads each are
+    one more than a tile holds.
+    """
     query, keys, values = inputs(rows)
     view = tree_view(prefix, rows, SLOTS, seed=rows)
     assert_near(subject.attention(query, keys, values, view), reference.attention(query, keys, values, view))
@@ -186,7 +188,7 @@ def test_a_broken_head_of_an_int8_pool_spoils_its_readers_only() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 31, 127, 128, 129, 200, 256])
-@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("rows", [1, 5])
 def test_a_length_that_only_the_device_knows(length: int, rows: int) -> None:
     """The grid is that of the whole buffer; what lies beyond the length, NaN included, is not read."""
     query, keys, values = inputs(rows, heads=4, kv_heads=2, dim=16)

@@ -46,7 +46,7 @@ def assert_same_pool(ours: Pool, expected: Pool) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "dim"), [(1, 64), (5, 80), (64, 16)])
+@pytest.mark.parametrize(("rows", "dim"), [(1, 64), (5, 80), (20, 16)])
 def test_keys_and_values_reach_their_slots(rows: int, dim: int, dtype: torch.dtype) -> None:
     kv, slots = normal(rows, 2 * KV_HEADS, dim, seed=1), some_slots(rows)
     ours, expected = empty_pool(dim, dtype), empty_pool(dim, dtype)

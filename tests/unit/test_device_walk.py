@@ -45,6 +45,14 @@ def test_noise_has_the_bits_of_the_host(seed: int, vocab: int) -> None:
         )
 
 
+@pytest.mark.parametrize("vocab", [1, 7, 1001])
+def test_noise_of_a_position_is_the_same_alone_and_among_others(vocab: int) -> None:
+    seed, positions = torch.tensor([5]), torch.tensor([9, 2**40, 10, 0, 11])
+    together = gumbel_noise(seed, positions, vocab)
+    for line, position in zip(together, positions, strict=True):
+        assert torch.equal(line, gumbel_noise(seed, position[None], vocab)[0])
+
+
 def logits_of(seed: int, *, pull: float = 3.0) -> Tensor:
     """[N, VOCAB] where each row likes its children."""
     logits = torch.randn(len(TREE), VOCAB, generator=torch.Generator().manual_seed(seed))

@@ -221,3 +221,45 @@ def test_a_card_can_be_imagined():
     assert "--gpu-memory" in card.why and card.gpu.bandwidth is None
     with pytest.raises(UsageError, match="out of range"):
         imagine_gpu(here, 0)
+
+
+def two_cards(machine):
+    cards = [RTX_3060, RTX_3080_12GB]
+    machine(FakeNvml(cards), FakeTorch(cards))
+    return cards
+
+
+@pytest.mark.parametrize(
+    ("device", "taken", "name"),
+    [
+        ("cuda:1", "cuda:1", RTX_3080_12GB[0]),
+        (" CUDA:0", "cuda:0", RTX_3060[0]),
+        ("cuda:7", "cuda:7", RTX_3060[0]),
+        ("cuda", "cuda:0", RTX_3060[0]),
+        (None, "cuda:0", RTX_3060[0]),
+    ],
+)
+def test_the_card_that_is_imagined_is_the_one_that_is_named(machine, device, taken, name):
+    """With the name of the one that is here under this number, as far as it has about this size."""
+    two_cards(machine)
+    found = imagine_gpu(detect("cuda"), 12.9, device)
+    assert (found.device, found.gpu.device, found.gpu.name) == (taken, taken, name)
+    assert found.budget == 12.9e9 and found.why.startswith(f"{taken}: planned for a card with 12.9 GB")
+    assert imagine_gpu(detect("cuda"), 40, device).gpu.name == "the planned card"
+
+
+def test_cards_that_are_named_together_are_imagined_together(machine):
+    two_cards(machine)
+    found = imagine_gpu(detect("cuda"), 12.9, "cuda:1,cuda:0")
+    assert (found.device, found.together, found.asked_together) == ("cuda:1", ("cuda:1", "cuda:0"), True)
+    assert [card.free for card in found.cards] == [12_900_000_000] * 2
+    assert [gpu.name for gpu in found.gpus] == [RTX_3080_12GB[0], RTX_3060[0]]
+    assert found.why.startswith("cuda:1,cuda:0: planned for 2 cards with 12.9 GB each")
+
+
+@pytest.mark.parametrize(
+    ("device", "said"), [("cpu", "asks for the CPU"), ("CPU", "asks for"), ("gpu", "is unknown")]
+)
+def test_no_other_device_can_be_imagined(device, said):
+    with pytest.raises(UsageError, match=said):
+        imagine_gpu(detect("cpu"), 12, device)

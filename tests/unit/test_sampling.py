@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeeagle_edge.errors import CannotRunError, InputError, UsageError
 from treeeagle_edge.sampling import Sampler, choose_token, draw, gumbel, random_numbers
@@ -264,3 +265,23 @@ def test_equal_scores_are_kept_together() -> None:
     for cuts in ({"top_k": 2}, {"top_p": 0.1}):
         params = SamplingParams(temperature=1.0, **cuts)
         assert {choose_token(torch.zeros(5), params, position) for position in range(100)} == set(range(5))
+
+
+class Divisions(TorchDispatchMode):
+    """Counts divisions; raises where a number of the host is divided by."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket is torch.ops.aten.div:
+            assert isinstance(args[1], torch.Tensor), "CUDA would multiply with the reciprocal"
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_scores_are_divided_as_on_the_device() -> None:
+    """There temperature and penalty are tensors, and both samplers give the same bits on a card, too."""
+    params = SamplingParams(temperature=0.7, repetition_penalty=1.3)
+    with Divisions() as seen:
+        walk(params, toy_logits(), prompt=(1, 2))
+    assert seen.count >= 2

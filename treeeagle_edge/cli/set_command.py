@@ -99,7 +99,10 @@ def _reshape(conversation: Conversation, name: str, value: str) -> TreeShape:
     """The shape from now on."""
     planned = conversation.runtime.tree
     if planned is None or conversation.runtime.head_name is None:
-        raise UsageError(f"{name} shapes a tree, and there is no head to draft one", "start with --head")
+        raise UsageError(
+            f"{name} shapes a tree, and there is no head to draft one",
+            "start with --head, and without --no-spec",
+        )
     shape = conversation.tree or planned
     given = {
         "depth": shape.depth,

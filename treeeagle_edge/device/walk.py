@@ -16,7 +16,7 @@ from torch import Tensor
 
 from treeeagle_edge.device.noise import gumbel_noise
 from treeeagle_edge.device.tree import DeviceTree
-from treeeagle_edge.sampling import bias_vector
+from treeeagle_edge.sampling import bias_vector, shares, wanted_mass
 from treeeagle_edge.sampling_params import SamplingParams
 
 _OFF = 2.0  # a top-p that no probability reaches
@@ -70,7 +70,8 @@ class DeviceSampler:
         self._device = device
         self._seed = torch.zeros(1, dtype=torch.int64, device=device)
         self._top_k = torch.zeros(1, dtype=torch.int64, device=device)
-        self._numbers = torch.zeros(6, device=device)
+        self._top_p = torch.zeros(1, dtype=torch.float64, device=device)
+        self._numbers = torch.zeros(5, device=device)
         self._bias = torch.zeros(vocab_size, device=device)
         self._seen = torch.zeros(vocab_size, device=device)  # how often, in prompt and answer
         self._counts = torch.zeros(vocab_size, device=device)  # how often, in the answer
@@ -88,9 +89,10 @@ class DeviceSampler:
             self._bias.copy_(bias)
         self._seed.fill_(params.seed)
         self._top_k.fill_(min(params.top_k or self._vocab, self._vocab))
+        self._top_p.fill_(params.top_p if params.top_p < 1.0 else _OFF)
         numbers = (
             *(params.temperature, params.repetition_penalty, params.frequency_penalty),
-            *(params.presence_penalty, params.top_p if params.top_p < 1.0 else _OFF),
+            params.presence_penalty,
             math.log(params.min_p) if params.min_p > 0.0 else -math.inf,
         )
         self._numbers.copy_(torch.tensor(numbers))
@@ -141,7 +143,7 @@ class DeviceSampler:
             scores, ids = self._nucleus(scores)
             noise = noise[ids]
         if self.kind.has_min_p:
-            scores = scores.masked_fill(scores < scores.max() + self._numbers[5], float("-inf"))
+            scores = scores.masked_fill(scores < scores.max() + self._numbers[4], float("-inf"))
         at = (scores.double() + noise).argmax().reshape(1)
         return at if ids is None else ids[at]
 
@@ -160,9 +162,9 @@ class DeviceSampler:
         """[V] scores, best first, -inf where top-k or top-p leaves them out; [V] their ids."""
         values, ids = scores.sort(descending=True, stable=True)
         values = values.masked_fill(values < values[self._top_k - 1], float("-inf"))
-        mass = (values - values.logsumexp(0)).exp().cumsum(0)
+        mass = shares(values, values[0]).cumsum(0)
         # [1] and not a number, which would be waited for
-        last = (mass < self._numbers[4]).sum().clamp(max=self._vocab - 1).reshape(1)
+        last = (mass < wanted_mass(mass[-1], self._top_p)).sum().clamp(max=self._vocab - 1).reshape(1)
         return values.masked_fill(values < values[last], float("-inf")), ids
 
     def _observe(self, token: Tensor, alive: Tensor) -> None:

@@ -106,24 +106,37 @@ def detect(device: str | None = None) -> Hardware:
     )
 
 
-def imagine_gpu(here: Hardware, memory: float) -> Hardware:
+def imagine_gpu(here: Hardware, memory: float, device: str | None = None) -> Hardware:
     """This computer with an idle card of `memory` GB (10^9 bytes) in place of its own: for planning only.
 
-    Raises UsageError for a size out of range.
+    device: as `detect` takes it. The card has the number that is named, else 0; where several are named, each is a card
+    of that size. Its name, and with it its bandwidth, is that of a card of about this size that is here, the named one
+    first. Raises UsageError for a size out of range, an unknown device name, and the CPU.
     """
     if not 1 <= memory <= 1024:
         raise UsageError(f"gpu-memory is {memory:g}, which is out of range", "use 1 to 1024 (GB)")
+    kind, numbers = _parse_device(device)
+    if kind == "cpu":
+        raise UsageError(
+            "--gpu-memory plans for a card and --device asks for the CPU", "leave one of them out"
+        )
     size = int(memory * GB)
-    same = next((gpu for gpu in here.gpus if abs(gpu.total - size) < GB), None)
-    name = same.name if same else "the planned card"
-    card = Gpu(0, name, size, size, usable=True)
+    alike = [gpu for gpu in here.gpus if abs(gpu.total - size) < GB]
+    usual = alike[0].name if alike else "the planned card"
+    own = {gpu.index: gpu.name for gpu in alike if gpu.usable}
+    cards = [Gpu(number, own.get(number, usual), size, size, usable=True) for number in numbers or (0,)]
+    names = tuple(card.device for card in cards)
+    several = len(cards) > 1
+    what = f"{len(cards)} cards with {format_gb(size)} each" if several else f"a card with {format_gb(size)}"
     return Hardware(
-        device="cuda:0",
-        why=f"cuda:0: planned for a card with {format_gb(size)}, as --gpu-memory asks; nothing was measured on one",
+        device=names[0],
+        why=f"{','.join(names)}: planned for {what}, as --gpu-memory asks; nothing was measured on one",
         cpu=here.cpu,
         ram=here.ram,
-        gpus=(card,),
+        gpus=tuple(cards),
         notes=here.notes,
+        together=names if several else (),
+        asked_together=several,
     )
 
 

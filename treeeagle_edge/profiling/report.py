@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from treeeagle_edge.errors import CannotRunError, UsageError
+from treeeagle_edge.errors import CannotRunError
 from treeeagle_edge.hardware.detection import Hardware, detect, imagine_gpu
 from treeeagle_edge.planning.alternatives import alternatives
 from treeeagle_edge.planning.backend import choose_backend
@@ -55,10 +55,6 @@ def build_report(
     not imported, unless a card was found or a head's files have to be read. Raises UsageError and InputError for wrong
     settings. What this machine cannot do is not an error, but a part of the report.
     """
-    if gpu_memory is not None and settings.device is not None and settings.device.startswith("cpu"):
-        raise UsageError(
-            "--gpu-memory plans for a card and --device asks for the CPU", "leave one of them out"
-        )
     found = list(checks.check_versions())
     hardware, problem = _look(settings, gpu_memory)
     if problem is not None:
@@ -94,12 +90,15 @@ def _look(settings: RunSettings, gpu_memory: float | None) -> tuple[Hardware | N
             return None, problem
         if gpu_memory is None:
             return here, problem
-    return (here if gpu_memory is None else imagine_gpu(here, gpu_memory)), None
+    return (here if gpu_memory is None else imagine_gpu(here, gpu_memory, settings.device)), None
 
 
 def _device_checks(hardware: Hardware, *, imagined: bool, failed: bool) -> list[Check]:
     if imagined:
-        text = f"planning for a card with {format_gb(hardware.total)}, whether or not it is here"
+        size, count = format_gb(hardware.total), len(hardware.gpus)
+        text = f"planning for a card with {size}, whether or not it is here"
+        if count > 1:
+            text = f"planning for {count} cards with {size} each, whether or not they are here"
         return [
             Check(
                 "device",
@@ -201,7 +200,7 @@ def _verdict(
     blocking = [check for check in found if check.status == FAIL and _blocks(check, plan)]
     if blocking:
         return Verdict(False, f"cannot run: {blocking[0].text}", None)
-    command = _next_command(settings, plan, imagined=imagined)
+    command = _next_command(settings, plan)
     fetch = download_bytes(plan.model)
     suffix = f" (fetches {format_gb(fetch)} first)" if fetch else ""
     where = " on the machine with the card" if imagined else ""
@@ -220,20 +219,19 @@ def _blocks(check: Check, plan: RunPlan) -> bool:
     return check.name in {f"{bits}-bit layer" for bits in used} or not check.name.endswith("-bit layer")
 
 
-def _next_command(settings: RunSettings, plan: RunPlan, *, imagined: bool) -> str:
+def _next_command(settings: RunSettings, plan: RunPlan) -> str:
     """The command that runs exactly this plan. Commands that fetch what is missing come first."""
     model, words = plan.model, ["treeeagle chat"]
     if settings.model is not None:
         words.append(f"--model {model.name if not model.on_disk else settings.model}")
     if settings.head is not None:
         words.append(f"--head {settings.head}")
-    device = None if imagined else settings.device
     given = (
         ("bits", settings.bits),
         ("head-bits", settings.head_bits),
         ("lm-head-bits", settings.lm_head_bits),
         ("context", settings.context),
-        ("device", device),
+        ("device", settings.device),
         ("profile", settings.profile),
         ("kernels", settings.kernels),
     )

@@ -44,11 +44,13 @@ class Speed:
 def expected_speeds(
     plan: RunPlan, hardware: Hardware, *, measured: Mapping[str, float], verify_cost: float | None
 ) -> tuple[Speed, ...]:
-    """Estimates for every possible bandwidth; none where no card of this size is known, or one of several is not.
+    """Estimates for every possible bandwidth; none where no card of this size is known, or one of several that differ
+    is not.
 
     measured: GB/s by device, of those that were measured. verify_cost: as `estimate_speed` takes it, or None.
     """
     sheets = {gpu.device: gpu.bandwidth for gpu in hardware.gpus if gpu.usable and gpu.bandwidth is not None}
+    kinds = {(gpu.name, gpu.total) for gpu in hardware.gpus if gpu.usable and gpu.device in plan.devices}
     sources: list[tuple[str, Mapping[str, float]]] = []
     if measured.keys() >= set(plan.devices):
         sources = [("measured", measured)]
@@ -56,10 +58,10 @@ def expected_speeds(
         sources = [("assumed, not measured", {plan.device: _TYPICAL_DDR})]
     elif sheets.keys() >= set(plan.devices):
         sources = [("data sheet", sheets)]
-    elif len(plan.devices) == 1:
+    elif len(kinds) == 1:
         low, high = _CLASS_MARGIN
         sources = [
-            (f"data sheet of {card}", {plan.device: speed})
+            (f"data sheet of {card}", dict.fromkeys(plan.devices, speed))
             for size, card, speed in TYPICAL_CARDS
             if low <= hardware.total / (size * GB) <= high
         ]
