@@ -84,6 +84,43 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"treeeagle {__version__}\n"
 
 
+AT_BOTH_ENDS = [
+    pytest.param("sys.meta_path.insert(0, Early())", 130, "", id="while it is imported"),
+    pytest.param("app.main = lambda: Late() and 0", 0, "", id="while a model is given back"),
+    pytest.param(
+        "app.main = lambda: Faulty() and 0", 0, "ZeroDivisionError", id="but a fault there is shown"
+    ),
+]
+
+
+@pytest.mark.parametrize(("prepare", "code", "shown"), AT_BOTH_ENDS)
+def test_ctrl_c_at_either_end_shows_no_traceback(prepare, code, shown):
+    program = f"""
+import os, runpy, signal, sys
+
+class Early:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+
+class Late:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+
+class Faulty:
+    def __del__(self):
+        1 / 0
+
+if "app" in {prepare!r}:
+    from treeeagle_edge.cli import app
+{prepare}
+runpy.run_module("treeeagle_edge", run_name="__main__")
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.returncode == code
+    assert shown in run.stderr if shown else run.stderr == ""
+
+
 def test_help_says_the_widths_that_are_chosen(capsys):
     assert main(["chat", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())

@@ -80,7 +80,7 @@ def test_the_head_and_the_type_marker_travel_along(wheel: zipfile.ZipFile) -> No
 
 def test_the_metadata_names_the_command_and_the_licence(wheel: zipfile.ZipFile) -> None:
     texts = {name.rpartition("/")[2]: name for name in wheel.namelist() if ".dist-info/" in name}
-    assert "treeeagle = treeeagle_edge.cli.app:main" in wheel.read(texts["entry_points.txt"]).decode()
+    assert "treeeagle = treeeagle_edge.__main__:main" in wheel.read(texts["entry_points.txt"]).decode()
     metadata = wheel.read(texts["METADATA"]).decode()
     assert "License-Expression: Apache-2.0" in metadata
     assert "Requires-Python: <3.14,>=3.11" in metadata

@@ -142,7 +142,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "profiling.*",
     ),
     "training": ("training", "training.*"),
-    "cli": ("cli", "cli.*"),
+    "cli": ("cli", "cli.*", "__main__"),
 }
 BESIDE_MAY_IMPORT = (
     "errors",
