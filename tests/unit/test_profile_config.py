@@ -178,6 +178,25 @@ def test_a_file_of_ones_own(tmp_path):
             "f has tree: 7, which is of the wrong type",
             "use a block with",
         ),
+        (
+            "context: 4096",
+            "context: 0x" + "f" * 5000,
+            "f has context: a huge number, which is out",
+            "from 64",
+        ),
+        ("bits: 4", "bits: " + "4 " * 5000, "f has bits: '4 4 ", "use 4, 8, 16 or 32"),
+        *(
+            ("name: mine", f"name: {value}", "f is not valid YAML", "one `key: value` a line")
+            for value in (
+                "2020-13-45",
+                "0x_",
+                "9" * 5000,
+                "1" + ":1" * 400 + ".0",
+                "!!int '-'",
+                "!!bool x",
+                "!!timestamp x",
+            )
+        ),
         ("name: mine", "name: [", "f is not valid YAML", "one `key: value` a line"),
         ("name: mine", "name: " + "[" * 20_000, "f is not valid YAML", "one `key: value` a line"),
     ],
@@ -187,6 +206,7 @@ def test_a_wrong_key_is_named_with_what_is_allowed(old, new, message, hint):
     with pytest.raises(InputError) as error:
         parse_profile(GOOD.replace(old, new), "f")
     assert error.value.message.startswith(message)
+    assert len(error.value.message) < 130
     assert hint in error.value.hint
 
 

@@ -20,6 +20,9 @@ from treeeagle_edge.units import GB, format_gb
 from treeeagle_edge.widths import HEAD_BITS, LAYER_BITS, LM_HEAD_BITS
 
 SHIPPED = ("cpu", "gpu-12gb", "gpu-16gb", "gpu-24gb")
+# What PyYAML lets through from Python where a value is none of its kind, as the date 2020-13-45 and the number 0x_ are.
+_UNREADABLE_VALUES = (RecursionError, ValueError, LookupError, ArithmeticError, AttributeError)
+_LONGEST_SHOWN = 60  # characters of a value in a sentence about it
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def parse_profile(text: str, source: str) -> MemoryProfile:
 
     try:
         data = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, *_UNREADABLE_VALUES) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark is not None else ""
         hint = "write one `key: value` a line, indented with spaces"
@@ -138,7 +141,7 @@ def _check(data: dict[Any, Any], rules: Mapping[str, _Rule], source: str, prefix
             continue
         value = data[key]
         fits_kind = isinstance(value, rule.kinds) and not isinstance(value, bool)
-        shown = repr(value) if not isinstance(value, dict | list) else "a block"
+        shown = _shown(value)
         if not fits_kind:
             raise InputError(
                 f"{source} has {prefix}{key}: {shown}, which is of the wrong type", f"use {rule.words}"
@@ -204,3 +207,15 @@ def models_that_fit(hardware: Hardware, profile: MemoryProfile, *, native: bool 
         if plan.fits:
             found.append((known.head is not None, context, plan.lines[0].nbytes, name))
     return [name for *_, name in sorted(found, reverse=True)]
+
+
+def _shown(value: object) -> str:
+    """`value` as an error message quotes it."""
+    if isinstance(value, dict | list | set):
+        return "a block"
+    if (
+        isinstance(value, int) and value.bit_length() > 256
+    ):  # Python writes out no number of thousands of digits
+        return "a huge number"
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
