@@ -1,12 +1,12 @@
 """Measures whether the controller chooses well: its trees against plain decoding and fixed trees, in each scenario.
 
-python docs/measure_controller.py [--bits 8 --bits 4] [--repetitions 5] [--tokens 160] [--threads 2] [-o controller.json]
+python docs/measure_controller.py [--bits 8 --bits 4] [--repetitions 5] [--tokens 160] [-o controller.json]
 
 Plain decoding, the adaptive tree and a handful of fixed trees answer every prompt in turn, in an order that changes
 each time. The speed of an arm in a scenario is the median over repetitions of (tokens after the first) / (seconds
 after the first), pooled over the scenario's prompts. The goal: the adaptive tree reaches at least 0.95 of the speed
 of the best other arm. The controller keeps what it has learnt, as it does in a chat. Fixed trees are the head's alone;
-the adaptive one also has what the text repeats. Short answers tell little: with 64 tokens, luck moves an arm by some 5 %.
+the adaptive one also has what the text repeats. Short answers tell little: with 64 tokens luck moves an arm by 5 %.
 """
 
 from __future__ import annotations

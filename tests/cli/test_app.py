@@ -98,6 +98,8 @@ def test_ctrl_c_at_either_end_shows_no_traceback(prepare, code, shown):
     program = f"""
 import os, runpy, signal, sys
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
 class Early:
     def find_spec(self, name, *_):
         if name == "typer":
