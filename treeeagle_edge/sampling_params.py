@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from treeeagle_edge.errors import UsageError
 
+# The likeliest token wins at any temperature below this one, whatever the noise; scores over it may be infinite.
+LEAST_TEMPERATURE = 1e-30
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -59,7 +62,7 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         """True where the most likely token is always taken."""
-        return self.temperature == 0.0
+        return self.temperature < LEAST_TEMPERATURE
 
     @property
     def uses_history(self) -> bool:

@@ -163,6 +163,15 @@ def test_temperature_acts_while_verifying() -> None:
     assert len(hot) > 3
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 1e-39, 1e-31, 1e-30])
+def test_next_to_no_temperature_takes_the_likeliest_token(temperature: float) -> None:
+    """Over 1e-39 every positive logit would be infinite, and the noise alone would decide."""
+    logits = 50 * toy_logits()
+    assert (logits > 0).sum() > len(logits)
+    sampled = walk(SamplingParams(temperature=temperature, top_p=0.95, seed=5), logits)
+    assert sampled == walk(SamplingParams(), logits)
+
+
 def test_a_row_that_is_not_finite_is_a_rejected_branch() -> None:
     """Expectations row 6: NaN on any branch neither fails nor changes the text."""
     logits = toy_logits()

@@ -191,7 +191,7 @@ class Conversation:
                 note(sentence)
 
     def _show_stats(self, answer: Answer) -> None:
-        sampled = self.params().temperature > 0
+        sampled = not self.params().greedy
         line = stats_line(
             answer,
             context_used=self.session.context_used,
